@@ -329,7 +329,7 @@ _FROM_RANK: list[Any] = [
     messages.Checkpoint("calls", 64, b"digest", [0, 1, 2]),
     messages.Shrink("host", 1234),
     messages.GiveUp(1.5),
-    messages.WentOn([0, 2]),
+    messages.JobReformed([0, 2]),
     messages.Agree("agree #0", 3, [0, 1, 2]),
 ]
 _FROM_STORE: list[Any] = [

@@ -17,7 +17,7 @@ from manyhands.control import remote, reserve, standby, store
 from manyhands.control.connection import make_join
 from manyhands.control.protocol import Join, Report, Shrink, Shrunk, Verdict
 from manyhands.control.remote import SocketControl
-from manyhands.control.standby import Standby
+from manyhands.control.standby import Failover
 from manyhands.control.store import Store
 from manyhands.errors import RendezvousError
 from manyhands.net.credentials import Credentials
@@ -151,7 +151,7 @@ class Process:
             place: Any = Place(self.network, self, _STORE).listen()
             Store(self.loop, place, credentials, self._size, deadline, liveness)
         self.control = SocketControl(self.loop, self._join(), _STORE, credentials, deadline, liveness)
-        Standby(self.loop, self.control, credentials, liveness, None)
+        Failover(self.loop, self.control, credentials, liveness, None)
         self.control.on_failure(self.go_on)
         self.control.on_gone(self.try_again)
 

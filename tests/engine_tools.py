@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.arrays.dtypes import Reduction
-from manyhands.calls.engine import Executable, Links, Program, compile_program, peers_of
+from manyhands.calls.engine import CompiledSchedule, Executable, Links, compile_program, peers_of
 from manyhands.contract.backend import Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.header import CallSignature
@@ -32,7 +32,7 @@ def compiled(
     shape: tuple[int, ...] | None = None,
     streams: bool = False,
     slot_bytes: int = 0,
-) -> Program:
+) -> CompiledSchedule:
     """Return the program of a schedule whose input, and output by default, has chunks that begin at ``offsets``."""
     about = signature or CallSignature(schedule.collective.value)
     outputs = offsets if output_offsets is None else output_offsets

@@ -42,9 +42,9 @@ def test_of_a_closed_group_nothing_is_kept() -> None:
             group.split(0).close()
         group.barrier()
         until = time.monotonic() + 20.0  # the background ends the groups, once the other rank has left them too
-        while len(group._job.left) > 2 and time.monotonic() < until:
+        while len(group._job.closed_groups) > 2 and time.monotonic() < until:
             gc.collect()
             time.sleep(0.01)
-        return len(group._job.left)
+        return len(group._job.closed_groups)
 
     assert max(over_sockets(program)) <= 2

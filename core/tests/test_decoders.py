@@ -77,7 +77,7 @@ FROM_RANKS: list[Any] = [
     Checkpoint("calls", 64, b"digest", [0, 1, 2]),
     Shrink("127.0.0.1", 1234),
     GiveUp(1.5),
-    messages.WentOn([0, 2]),
+    messages.JobReformed([0, 2]),
     messages.Agree("agree #0", 3, [0, 1, 2]),
     messages.Standby("127.0.0.1", 1234),
     messages.Orphaned("it ended"),

@@ -15,8 +15,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from manyhands.arrays.dtypes import resolve_op
-from manyhands.calls.engine import Program
-from manyhands.calls.engine.program import LONG_SEND, SEND, WAIT, Step
+from manyhands.calls.engine import CompiledSchedule
+from manyhands.calls.engine.program import LONG_SEND, SEND, WAIT, Instruction
 from manyhands.schedule.algorithms.doubling import barrier
 from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.compose import in_parallel
@@ -53,7 +53,7 @@ def test_every_algorithm_finishes_one_step_after_the_other(algorithm: Algorithm,
 # The engine's own steps, as a second opinion
 
 
-def program_of(schedule: Schedule, slot_bytes: int, size_of: Callable[[Piece], int] = lambda _: 1) -> Program:
+def program_of(schedule: Schedule, slot_bytes: int, size_of: Callable[[Piece], int] = lambda _: 1) -> CompiledSchedule:
     """A program for int32 in which each piece has that many elements, with mailboxes of so many bytes."""
     contract = Contract.of(schedule)
 
@@ -64,7 +64,7 @@ def program_of(schedule: Schedule, slot_bytes: int, size_of: Callable[[Piece], i
     return compiled(schedule, inputs, outputs, INT, resolve_op("sum", INT), slot_bytes=slot_bytes)
 
 
-def finish(ranks: Sequence[Sequence[Step]]) -> bool:
+def finish(ranks: Sequence[Sequence[Instruction]]) -> bool:
     """Tell whether all ranks come to the end of their steps, where each send ends no sooner than it is received."""
     position = [0] * len(ranks)
     started: dict[tuple[int, int], list[bool]] = {way: [] for way in itertools.permutations(range(len(ranks)), 2)}

@@ -16,7 +16,7 @@ import pytest
 from launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
 from waiting import until
 
-from manyhands.control.lobby import Door
+from manyhands.control.lobby import JoinAddress
 from manyhands.launch.groups import Spawned, left_in_group, signal_group
 from manyhands.net.credentials import Credentials
 
@@ -200,7 +200,7 @@ def test_no_child_of_a_rank_inherits_the_socket_by_which_others_come_later(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.set_inheritable(True)
         environ = {"MANYHANDS_ELASTIC": str(tmp_path), "MANYHANDS_RENDEZVOUS_FD": str(listener.fileno())}
-        assert Door.of(environ, Credentials.of_text(b"s" * 32)) is not None
+        assert JoinAddress.of(environ, Credentials.of_text(b"s" * 32)) is not None
         assert not listener.get_inheritable()
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from membership_tools import Job, progress
 
-from manyhands.control.lobby import Roll
+from manyhands.control.lobby import Roster
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import FromStore, GiveUp, Gone, Join, Leave, Report, Shrink, Shrunk
 
 
-class Lobby:
+class Joiners:
     """A lobby without sockets."""
 
     is_here = True
 
     def __init__(self, running: int, fewest: int = 1, most: int = 4) -> None:
-        self.roll: Callable[[], Roll] = lambda: Roll(running, fewest, most)
+        self.roll: Callable[[], Roster] = lambda: Roster(running, fewest, most)
         self.told: dict[int, list[FromStore]] = {}
         self.is_open = False
         self.admit: Callable[[Join], int | FromStore]
@@ -51,7 +51,7 @@ class Lobby:
         return number
 
 
-def failed(lobby: Lobby, victim: int = 3) -> Job:
+def failed(lobby: Joiners, victim: int = 3) -> Job:
     """Return a job of four ranks that has lost one, the others of which have asked to go on."""
     job = Job(4, joined=False)
     job.store = Membership(4, b"key", job._send, job._later, lobby=lobby)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def shrunk(messages: list[FromStore]) -> list[Shrunk]:
 
 
 def test_those_that_are_left_go_on_with_the_newcomer_that_the_launcher_has_started() -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     job = failed(lobby)
     assert lobby.is_open
     job.pass_time(0.01)
@@ -81,20 +81,20 @@ def test_those_that_are_left_go_on_with_the_newcomer_that_the_launcher_has_start
 
 
 def test_where_the_launcher_starts_none_they_go_on_at_once() -> None:
-    job = failed(Lobby(running=3))
+    job = failed(Joiners(running=3))
     assert shrunk(job.told[0]) == [Shrunk([0, 1, 2], "host", 1)]
 
 
 def test_they_go_on_as_soon_as_the_launcher_says_that_nobody_comes() -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     job = failed(lobby)
-    lobby.roll = lambda: Roll(3, 1, 4)
+    lobby.roll = lambda: Roster(3, 1, 4)
     job.pass_time(0.01)
     assert shrunk(job.told[0]) == [Shrunk([0, 1, 2], "host", 1)]
 
 
 def test_they_do_not_wait_longer_than_their_patience() -> None:
-    job = failed(Lobby(running=4))
+    job = failed(Joiners(running=4))
     for _ in range(999):
         job.pass_time(0.01)
     assert shrunk(job.told[0]) == []
@@ -104,7 +104,7 @@ def test_they_do_not_wait_longer_than_their_patience() -> None:
 
 
 def test_no_more_go_on_than_there_may_be() -> None:
-    lobby = Lobby(running=9, most=4)
+    lobby = Joiners(running=9, most=4)
     job = Job(4, joined=False)
     job.store = Membership(4, b"key", job._send, job._later, lobby=lobby)  # type: ignore[arg-type]
     for rank in range(4):
@@ -121,7 +121,7 @@ def test_no_more_go_on_than_there_may_be() -> None:
 
 
 def test_with_fewer_than_there_must_be_nobody_goes_on() -> None:
-    job = failed(Lobby(running=3, fewest=4))
+    job = failed(Joiners(running=3, fewest=4))
     (answer,) = shrunk(job.told[1])
     assert answer.problem is not None
     assert (answer.problem.kind, answer.problem.peer) == ("lost", 3)
@@ -129,7 +129,7 @@ def test_with_fewer_than_there_must_be_nobody_goes_on() -> None:
 
 
 def test_a_newcomer_that_ends_meanwhile_is_told_to_all_and_the_next_one_has_another_number() -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     job = failed(lobby)
     lobby.come()
     job.forget()
@@ -144,7 +144,7 @@ def test_a_newcomer_that_ends_meanwhile_is_told_to_all_and_the_next_one_has_anot
 
 
 def test_a_newcomer_that_was_told_to_go_on_must_ask_again_like_the_others() -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     job = failed(lobby)
     lobby.come()
     job.forget()
@@ -160,7 +160,7 @@ def test_a_newcomer_that_was_told_to_go_on_must_ask_again_like_the_others() -> N
 
 
 def test_a_newcomer_that_was_told_to_go_on_and_does_not_ask_again_is_what_the_others_have_waited_for() -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     job = failed(lobby)
     lobby.come()
     job.forget()
@@ -177,7 +177,7 @@ def test_a_newcomer_that_was_told_to_go_on_and_does_not_ask_again_is_what_the_ot
 
 
 def test_a_newcomer_that_has_waited_for_so_long_hears_for_whom() -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     job = failed(lobby)
     lobby.come()
     job.forget()
@@ -192,7 +192,7 @@ def test_a_newcomer_that_has_waited_for_so_long_hears_for_whom() -> None:
 
 
 def test_who_waits_and_ends_is_forgotten() -> None:
-    lobby = Lobby(running=5, most=5)
+    lobby = Joiners(running=5, most=5)
     job = failed(lobby)
     lobby.come()
     lobby.lose(4, "it ended")
@@ -205,7 +205,7 @@ def test_who_waits_and_ends_is_forgotten() -> None:
 
 @pytest.mark.parametrize("what", ["backend", "choices", "version", "byteorder"])
 def test_who_does_not_fit_is_told_why(what: str) -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     failed(lobby)
     answer = lobby.come(**{what: "other"})
     assert isinstance(answer, Shrunk)
@@ -216,7 +216,7 @@ def test_who_does_not_fit_is_told_why(what: str) -> None:
 
 
 def test_who_has_said_goodbye_is_not_waited_for() -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     job = Job(4, joined=False)
     job.store = Membership(4, b"key", job._send, job._later, lobby=lobby)  # type: ignore[arg-type]
     for rank in range(4):
@@ -229,7 +229,7 @@ def test_who_has_said_goodbye_is_not_waited_for() -> None:
 
 
 def test_the_words_of_who_was_not_let_in_are_nothing() -> None:
-    lobby = Lobby(running=4)
+    lobby = Joiners(running=4)
     job = failed(lobby)
     lobby.hear(99, Shrink("host", 1, 10.0))
     lobby.hear(99, GiveUp(1.0))

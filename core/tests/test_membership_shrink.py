@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 from membership_tools import Job
 
-from manyhands.control.protocol import Agree, Agreement, GiveUp, Gone, Leave, Progress, Report, Shrink, Shrunk, Verdict, WentOn
+from manyhands.control.protocol import (
+    Agree,
+    Agreement,
+    GiveUp,
+    Gone,
+    JobReformed,
+    Leave,
+    Progress,
+    Report,
+    Shrink,
+    Shrunk,
+    Verdict,
+)
 
 NOTHING = Progress({}, {}, {})
 
@@ -40,10 +52,10 @@ def test_nobody_goes_on_beside_those_that_are_in_the_next_job_and_all_are_told()
     job = Job(4)
     job.store.lost(0, "gone")
     job.store.handle(3, Shrink("host", 0))
-    job.store.handle(1, WentOn([1]))
+    job.store.handle(1, JobReformed([1]))
     job.store.lost(1, "it has given the old job back")
     job.store.handle(2, Shrink("host", 0))
-    assert [rank for rank in (1, 2, 3) if WentOn([1]) in job.told[rank]] == [1, 2, 3]
+    assert [rank for rank in (1, 2, 3) if JobReformed([1]) in job.told[rank]] == [1, 2, 3]
     (told,), (other,) = answers(job)[2], answers(job)[3]
     assert told == other
     assert told.problem is not None

@@ -22,6 +22,7 @@ from manyhands.control.protocol import (
     FromStore,
     GiveUp,
     Gone,
+    JobReformed,
     Join,
     Orphaned,
     Shrink,
@@ -29,13 +30,12 @@ from manyhands.control.protocol import (
     Successor,
     Verdict,
     Welcome,
-    WentOn,
     Whereabouts,
     decode_from_rank,
     encode,
 )
 from manyhands.control.remote import SocketControl
-from manyhands.control.standby import Standby
+from manyhands.control.standby import Failover
 from manyhands.errors import DeadlineError, PeerLostError
 from manyhands.net.credentials import Credentials
 from manyhands.net.frames import FrameConnection
@@ -317,7 +317,7 @@ def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("manyhands.control.standby._LOOKING_S", 0.1)
-    standby = Standby(stage.loop, stage.control, SECRET, Liveness(), None)
+    standby = Failover(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0] * 3, [None] * 3))
     stage.control.welcome(Deadline(PATIENCE_S))
     assert stage.control._place is not None
@@ -358,20 +358,20 @@ def test_who_goes_on_says_so_to_all_that_could_let_others_go_on(stage: Stage) ->
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     stage.control.went_on()
-    assert stage.store.heard.get(timeout=PATIENCE_S) == successor.heard.get(timeout=PATIENCE_S) == WentOn([2])
+    assert stage.store.heard.get(timeout=PATIENCE_S) == successor.heard.get(timeout=PATIENCE_S) == JobReformed([2])
     successor.connection.close()
 
 
 def test_who_is_told_that_others_have_gone_on_passes_it_on_where_the_store_ends(stage: Stage) -> None:
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
-    successor.say(WentOn([1]))  # which does not mean that it is the store now
+    successor.say(JobReformed([1]))  # which does not mean that it is the store now
     until(lambda: bool(stage.control.recovery.gone_on))
     assert Asking(stage.control, PATIENCE_S).is_alive()
     assert isinstance(stage.store.heard.get(timeout=PATIENCE_S), Shrink)
     stage.store.connection.close()
     heard = [successor.heard.get(timeout=PATIENCE_S) for _ in range(3)]
-    assert heard[0] == WentOn([1])
+    assert heard[0] == JobReformed([1])
     assert [type(message) for message in heard[1:]] == [Shrink, Orphaned]
     successor.connection.close()
     until(lambda: stage.control.failed)
@@ -396,7 +396,7 @@ def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage)
 @pytest.mark.parametrize("places", [[None] * 3, [None, Whereabouts("127.0.0.1", 1, 1, ""), None]])
 def test_who_finds_no_others_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts | None]) -> None:
     monkeypatch.setattr("manyhands.control.standby._LOOKING_S", 0.1)
-    standby = Standby(stage.loop, stage.control, SECRET, Liveness(), None)
+    standby = Failover(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0, 0, 0], places))
     stage.control.welcome(Deadline(PATIENCE_S))
     stage.store.connection.close()

@@ -20,6 +20,7 @@ from manyhands.control.protocol import (
     FromStore,
     GiveUp,
     Gone,
+    JobReformed,
     Join,
     Leave,
     Orphaned,
@@ -29,11 +30,10 @@ from manyhands.control.protocol import (
     Shrink,
     Shrunk,
     Verdict,
-    WentOn,
     decode_from_store,
     encode,
 )
-from manyhands.control.reserve import Reserve
+from manyhands.control.reserve import StandbyStore
 from manyhands.net.credentials import Credentials
 from manyhands.net.keepalive import Liveness
 from manyhands.net.loop import Loop
@@ -51,7 +51,7 @@ class Company:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
         credentials = Credentials(b"key", certificates=certificates)
-        self.reserve = Reserve(self.loop, listening, credentials, 1, SIZE, store=0, liveness=Liveness())
+        self.reserve = StandbyStore(self.loop, listening, credentials, 1, SIZE, store=0, liveness=Liveness())
         self.ends: list[socket.socket] = []
         self.seals = [Seal(bytes(32)) for _ in range(SIZE)]
         for rank in range(come):
@@ -128,8 +128,8 @@ def test_it_goes_on_at_once_where_the_stores_process_ends(company: Company) -> N
 
 
 def test_those_that_are_in_the_next_job_are_told_to_all_and_the_others_do_not_go_on_beside_them(company: Company) -> None:
-    company.say(3, WentOn([3]))
-    assert [company.hear(rank) for rank in (1, 2, 3)] == [WentOn([3])] * 3
+    company.say(3, JobReformed([3]))
+    assert [company.hear(rank) for rank in (1, 2, 3)] == [JobReformed([3])] * 3
     company.agree(FIRST)
     for rank in (3, 0):
         company.ends[rank].close()
@@ -171,8 +171,8 @@ def test_a_store_that_has_left_and_ends_is_not_lost(company: Company) -> None:
     company.say(0, Leave(Progress({}, {}, {})))
     company.ends[0].close()
     until(lambda: 0 in company.reserve._gone)
-    company.say(3, WentOn([3]))
-    assert company.hear(2) == WentOn([3])  # and nothing before
+    company.say(3, JobReformed([3]))
+    assert company.hear(2) == JobReformed([3])  # and nothing before
 
 
 @pytest.mark.parametrize("all_left", [False, True])
@@ -196,10 +196,10 @@ def test_where_all_have_left_the_others_hear_it_from_here_as_well(company: Compa
         company.reserve.all_have_left()
 
     company.run(end)  # both at once, since last words are not waited for here
-    for message in (Orphaned("the connection was closed"), WentOn([2])):
+    for message in (Orphaned("the connection was closed"), JobReformed([2])):
         company.say(2, message)
     for rank in (2, 3):
-        assert [company.hear(rank) for _ in range(2)] == [Farewell(), WentOn([2])]  # and nothing in between
+        assert [company.hear(rank) for _ in range(2)] == [Farewell(), JobReformed([2])]  # and nothing in between
 
 
 def test_what_the_store_has_told_it_before_it_ended_holds(company: Company) -> None:

@@ -1,4 +1,4 @@
-/* The fast way of calls that were made before: manyhands.calls.runner.Calls._call and manyhands.calls.host.fast.FastCall in C.
+/* The fast way of calls that were made before: manyhands.calls.runner.Calls._call and manyhands.calls.host.fast.CachedCall in C.
 
    Whatever is unusual goes the long way, in Python, before anything was done. What C cannot finish, Python goes on with. So an error is the same in
    both forms. */
@@ -127,23 +127,23 @@ static void fill(const Call *call, PyArrayObject *result) {
 
 static How call_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
     const Call *call = (const Call *)fast;
-    if (!PyArray_IS_C_CONTIGUOUS(array)) return LONG_WAY;
+    if (!PyArray_IS_C_CONTIGUOUS(array)) return SLOW_PATH;
     PyArrayObject *into = call->nothing;
     *result = Py_None;
     if (call->takes) {
         into = kind_place(&call->result, out);
-        if (!into) return LONG_WAY;
+        if (!into) return SLOW_PATH;
         *result = (PyObject *)into;
         const char *read = PyArray_BYTES(array), *written = PyArray_BYTES(into);
         bool overlap = read < written + call->result.nbytes && written < read + fast->given.nbytes;
         if (overlap && !(call->in_place && into == array)) {
             Py_DECREF(*result);
-            return LONG_WAY;
+            return SLOW_PATH;
         }
     }
     if (!books_take(fast->books)) {
         if (call->takes) Py_DECREF(*result);
-        return LONG_WAY;
+        return SLOW_PATH;
     }
     if (!call->takes) Py_INCREF(*result);
     *number = books_begin(fast->books, fast->what);
@@ -295,7 +295,7 @@ static PyObject *caller_call(Caller *self, PyObject *const *given, Py_ssize_t co
     Py_ssize_t step;
     PyObject *result;
     How how = fast->make(fast, (PyArrayObject *)array, out, &result, &number, &step);
-    if (how == LONG_WAY) {
+    if (how == SLOW_PATH) {
         result = PyObject_CallFunctionObjArgs(self->otherwise, given[0], array, out, given[3], NULL);
     } else if (how == STOPPED_AT) {
         PyObject *target = result, *at = Py_BuildValue("Kn", (unsigned long long)number, step);

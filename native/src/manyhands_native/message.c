@@ -111,7 +111,7 @@ static How send_post(Send *send, PyArrayObject *array, uint64_t number, Py_ssize
 
 static How send_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
     Send *send = (Send *)fast;
-    if (send->stale || out != Py_None || !PyArray_IS_C_CONTIGUOUS(array) || !books_take(fast->books)) return LONG_WAY;
+    if (send->stale || out != Py_None || !PyArray_IS_C_CONTIGUOUS(array) || !books_take(fast->books)) return SLOW_PATH;
     *number = books_begin(fast->books, fast->what);
     *result = Py_NewRef(Py_None);
     return send_post(send, array, *number, step);
@@ -242,8 +242,8 @@ static How recv_fetch(Recv *recv, PyObject *out, PyObject **result, uint64_t num
 }
 
 static How recv_make(Fast *fast, PyArrayObject *Py_UNUSED(array), PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
-    if (out != Py_None && !(PyArray_CheckExact(out) && PyArray_ISCARRAY((PyArrayObject *)out))) return LONG_WAY;
-    if (!books_take(fast->books)) return LONG_WAY;
+    if (out != Py_None && !(PyArray_CheckExact(out) && PyArray_ISCARRAY((PyArrayObject *)out))) return SLOW_PATH;
+    if (!books_take(fast->books)) return SLOW_PATH;
     *number = books_begin(fast->books, fast->what);
     return recv_fetch((Recv *)fast, out, result, *number, step);
 }
@@ -344,9 +344,9 @@ static void give(Fast *fast) {
 static How exchange_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
     Exchange *both = (Exchange *)fast;
     Fast *send = &both->send->fast;
-    if (both->send->stale || !PyArray_IS_C_CONTIGUOUS(array) || send->books == fast->books) return LONG_WAY;
-    if (out != Py_None && !(PyArray_CheckExact(out) && PyArray_ISCARRAY((PyArrayObject *)out))) return LONG_WAY;
-    if (send->books->busy || !books_take(fast->books)) return LONG_WAY;
+    if (both->send->stale || !PyArray_IS_C_CONTIGUOUS(array) || send->books == fast->books) return SLOW_PATH;
+    if (out != Py_None && !(PyArray_CheckExact(out) && PyArray_ISCARRAY((PyArrayObject *)out))) return SLOW_PATH;
+    if (send->books->busy || !books_take(fast->books)) return SLOW_PATH;
     books_take(send->books);
     uint64_t sent = books_begin(send->books, fast->what);
     *number = books_begin(fast->books, fast->what);

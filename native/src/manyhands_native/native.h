@@ -140,7 +140,7 @@ Py_ssize_t program_carry(Program *program, void *source, size_t source_bytes, vo
 
 /* A call that was made before. `make` begins it in the books, and carries it out; `result` is what the caller gets. Where it stops, Python goes on
    with the number that the call has, at a step. */
-typedef enum { ENDED, STOPPED_AT, LONG_WAY } How;
+typedef enum { ENDED, STOPPED_AT, SLOW_PATH } How;
 typedef struct Fast {
     PyObject_HEAD
     How (*make)(struct Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step);

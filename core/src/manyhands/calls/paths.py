@@ -16,7 +16,7 @@ from manyhands.calls.host.plans import VECTOR
 from manyhands.calls.messages.actions import MessagePath
 from manyhands.calls.order.ledger import Ledger
 from manyhands.calls.order.turns import Turns
-from manyhands.calls.request import Later, Local, Message, Step, Tell
+from manyhands.calls.request import Later, Local, Message, Operation, SizeExchange
 from manyhands.common.native import native
 from manyhands.config import Settings
 from manyhands.config.plugins import PluginManager
@@ -51,7 +51,7 @@ class Fast(Protocol):
         ...
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
-        """Make the call, and return its result; `LONG_WAY` where it must go that."""
+        """Make the call, and return its result; `SLOW_PATH` where it must go that."""
         ...
 
     def later(self, array: Any, out: Any) -> Later | None:
@@ -118,7 +118,7 @@ class Paths:
             job, members, plugins, self.ledger, channel, self.fast, always=settings.gpu_check == "always"
         )
 
-    def prepare(self, step: Step | Tell | Message | Local) -> Action:
+    def prepare(self, step: Operation | SizeExchange | Message | Local) -> Action:
         """Make a step ready to run.
 
         Raises
@@ -129,11 +129,11 @@ class Paths:
             There is no memory for the result.
         """
         match step:
-            case Step(source=DeviceArray()):
+            case Operation(source=DeviceArray()):
                 return collective(self.devices, step, may_alias=step.request.collective in VECTOR)
-            case Step():
+            case Operation():
                 return self.host.prepare(step)
-            case Tell():
+            case SizeExchange():
                 check_arrays(self.devices, *step.arrays)  # before the others hear of the call
                 return TellAction(self.host, step)
             case Message(outgoing=DeviceArray()) | Message(target=DeviceArray()):

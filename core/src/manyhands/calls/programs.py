@@ -1,6 +1,6 @@
 """From the arguments of a call to the program of its steps: all that can be wrong with a call alone is found here, before any byte moves.
 
-A call of one step is that step; another one is a program. It runs to its first step at once, in the thread that makes the call; so what it checks until then is found at once. See `Program`.
+A call of one step is that step; another one is a program. It runs to its first step at once, in the thread that makes the call; so what it checks until then is found at once. See `CallSteps`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from manyhands.arrays.memory import NOTHING, Array, check_out, contiguous
 from manyhands.calls.arguments import Arguments
 from manyhands.calls.devices.actions import check_device_out
 from manyhands.calls.paths import Paths
-from manyhands.calls.request import Local, Message, Program, Request, Step, Tell
+from manyhands.calls.request import CallSteps, Local, Message, Operation, Request, SizeExchange
 from manyhands.config import Settings
 from manyhands.contract.header import DESCRIPTION_BYTES, pack_description, parse_description
 from manyhands.errors import LayoutError, SizeMismatchError, UnsupportedError, UsageError
@@ -27,7 +27,7 @@ from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 from manyhands.schedule.steps import Collective
 
-__all__ = ["Programs"]
+__all__ = ["CallBuilder"]
 
 _HOST = frozenset({"cpu"})
 _INT64 = np.dtype(np.int64)
@@ -35,7 +35,7 @@ _DESCRIBED = (1 + DESCRIPTION_BYTES // 8,)
 _MAX_DESCRIBED = 256
 
 
-class Programs:
+class CallBuilder:
     """The programs of the calls of one group. Each method is named as that of `Group`, and raises what that raises for its arguments.
 
     Parameters
@@ -75,19 +75,19 @@ class Programs:
 
     # Collectives of one step
 
-    def all_reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Step:
+    def all_reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Operation:
         if out is None and type(array) is np.ndarray and array.dtype in CODES:  # as `Taking`, which most calls need not ask
             return self.all_reduce_of((array, None, None), op, reproducible)
         return self.all_reduce_of(self.take("all_reduce", array, out), op, reproducible)
 
-    def all_reduce_of(self, taken: Taken, op: OpLike, reproducible: bool | None) -> Step:
+    def all_reduce_of(self, taken: Taken, op: OpLike, reproducible: bool | None) -> Operation:
         """Return the step of an all_reduce of an array that was taken before."""
         source, target, give = taken
         reduction, fixed = self._reduction(op, source), self.is_fixed(reproducible)
         request = Request(Collective.ALL_REDUCE, source.dtype, source.shape, reduction=reduction, reproducible=fixed)
-        return Step(request, source, source.shape, target, give)
+        return Operation(request, source, source.shape, target, give)
 
-    def reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None, root: int) -> Step:
+    def reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None, root: int) -> Operation:
         root = self.arguments.rank(root, "root")
         source, target, give = self.take("reduce", array, out)
         request = Request(
@@ -99,10 +99,10 @@ class Programs:
             reproducible=self.is_fixed(reproducible),
         )
         if self._rank == root:
-            return Step(request, source, source.shape, target, give)
-        return Step(request, source, None)
+            return Operation(request, source, source.shape, target, give)
+        return Operation(request, source, None)
 
-    def broadcast(self, array: npt.ArrayLike | None, out: Array | None, root: int) -> Step:
+    def broadcast(self, array: npt.ArrayLike | None, out: Array | None, root: int) -> Operation:
         root = self.arguments.rank(root, "root")
         if array is None:
             remedy = (
@@ -115,16 +115,16 @@ class Programs:
         source, target, give = self.take("broadcast", array, out)
         request = Request(Collective.BROADCAST, source.dtype, source.shape, root=root)
         sent = source if self._rank == root or isinstance(source, DeviceArray) else np.empty(0, source.dtype)
-        return Step(request, sent, source.shape, target, give)
+        return Operation(request, sent, source.shape, target, give)
 
     def all_gather(
         self, array: npt.ArrayLike, out: Array | None, counts: Sequence[int] | None = None, uneven: bool = False
-    ) -> Program:
+    ) -> CallSteps:
         return (yield from self._gathered(Collective.ALL_GATHER, array, out, -1, counts, uneven))
 
     def gather(
         self, array: npt.ArrayLike, out: Array | None, root: int, counts: Sequence[int] | None = None, uneven: bool = False
-    ) -> Program:
+    ) -> CallSteps:
         return (yield from self._gathered(Collective.GATHER, array, out, self.arguments.rank(root, "root"), counts, uneven))
 
     def reduce_scatter(
@@ -134,7 +134,7 @@ class Programs:
         op: OpLike,
         reproducible: bool | None,
         counts: Sequence[int] | None = None,
-    ) -> Step:
+    ) -> Operation:
         source, target, give = self.take("reduce_scatter", array, out)
         per_rank, sizes = self.arguments.blocks(source, counts, "reduce_scatter")
         request = Request(
@@ -146,26 +146,26 @@ class Programs:
             uneven=None if counts is None else per_rank,
             reproducible=self.is_fixed(reproducible),
         )
-        return Step(request, source, (per_rank[self._rank], *source.shape[1:]), target, give)
+        return Operation(request, source, (per_rank[self._rank], *source.shape[1:]), target, give)
 
-    def scan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Step:
+    def scan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Operation:
         return self._prefix(Collective.SCAN, array, out, op, reproducible)
 
-    def exscan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Step:
+    def exscan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Operation:
         step = self._prefix(Collective.EXSCAN, array, out, op, reproducible)
         identity = identity_of(op, step.request.dtype)  # on all ranks, to refuse alike
         if self._rank == 0:  # what it gets comes from no rank
             step.identity = identity
         return step
 
-    def barrier(self, array: Array, out: Array | None) -> Step:
-        return Step(Request(Collective.BARRIER, NOTHING.dtype, NOTHING.shape), NOTHING, None)
+    def barrier(self, array: Array, out: Array | None) -> Operation:
+        return Operation(Request(Collective.BARRIER, NOTHING.dtype, NOTHING.shape), NOTHING, None)
 
     # Collectives whose ranks first tell each other numbers
 
     def scatter(
         self, array: npt.ArrayLike | None, out: Array | None, root: int, counts: Sequence[int] | None = None
-    ) -> Program:
+    ) -> CallSteps:
         # The root's dtype and shape travel first.
         root = self.arguments.rank(root, "root")
         source: Memory = NOTHING
@@ -179,7 +179,7 @@ class Programs:
         else:
             target, give = self.take.receiving("scatter", out)
         uneven = None if counts is None else self.arguments.counts(counts)
-        description = yield Tell(
+        description = yield SizeExchange(
             Request(Collective.BROADCAST, _INT64, _DESCRIBED, root=root, uneven=uneven, operation="scatter", part="shape"),
             description,
             description.size,
@@ -190,12 +190,12 @@ class Programs:
         )
         return (yield self._part((source, target, give), root, uneven, description))
 
-    def scatter_shape(self, array: Array, out: None, root: int) -> Step:
+    def scatter_shape(self, array: Array, out: None, root: int) -> Operation:
         """Return the first step of `scatter` alone: the root's ``array`` is what `described` returns."""
         request = Request(Collective.BROADCAST, _INT64, _DESCRIBED, root=root, operation="scatter", part="shape")
-        return Step(request, array if self._rank == root else np.empty(0, _INT64), _DESCRIBED)
+        return Operation(request, array if self._rank == root else np.empty(0, _INT64), _DESCRIBED)
 
-    def scatter_part(self, array: Array, out: Array | None, root: int, description: bytes) -> Step:
+    def scatter_part(self, array: Array, out: Array | None, root: int, description: bytes) -> Operation:
         """Return the second step of `scatter` alone, after one that brought ``description``."""
         taken = self.take("scatter", array, out) if self._rank == root else (NOTHING, *self.take.receiving("scatter", out))
         step = self._part(taken, root, None, np.frombuffer(description, _INT64))
@@ -223,7 +223,7 @@ class Programs:
         kind = device_number(source.library) if isinstance(source, DeviceArray) else 0
         return np.array([kind, *np.frombuffer(pack_description(source.dtype, source.shape), _INT64)], _INT64)
 
-    def _part(self, taken: Taken, root: int, uneven: tuple[int, ...] | None, description: Array) -> Step:
+    def _part(self, taken: Taken, root: int, uneven: tuple[int, ...] | None, description: Array) -> Operation:
         """Return the step in which each rank gets its part of what the root has described."""
         source, target, give = taken
         dtype, shape, _ = parse_description(description[1:].tobytes())
@@ -241,7 +241,7 @@ class Programs:
         )
         if self._rank != root:
             source = self._part_to_come(int(description[0]), dtype, target)
-        return Step(request, source, part_shape, target, give, is_agreed=True, is_repeatable=False)
+        return Operation(request, source, part_shape, target, give, is_agreed=True, is_repeatable=False)
 
     def all_to_all(
         self,
@@ -249,7 +249,7 @@ class Programs:
         out: Array | None,
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
-    ) -> Program:
+    ) -> CallSteps:
         # Where counts are given they travel first, so that every rank knows what it gets.
         source, target, give = self.take("all_to_all", array, out)
         if receive_counts is not None and send_counts is None:
@@ -257,7 +257,7 @@ class Programs:
         per_rank, sizes = self.arguments.blocks(source, send_counts, "all_to_all")
         if send_counts is None:
             request = Request(Collective.ALL_TO_ALL, source.dtype, source.shape, counts=sizes, receive_counts=sizes)
-            return (yield Step(request, source, source.shape, target, give))
+            return (yield Operation(request, source, source.shape, target, give))
         expected = None if receive_counts is None else self.arguments.counts(receive_counts, "receive_counts")
         source, row = _in_order(source), math.prod(source.shape[1:])
         ones = (1,) * self._members.size
@@ -280,17 +280,17 @@ class Programs:
             receive_counts=tuple(n * row for n in received),
             uneven=(),
         )
-        return (yield Step(request, source, shape, target, give, is_agreed=True, is_repeatable=False))
+        return (yield Operation(request, source, shape, target, give, is_agreed=True, is_repeatable=False))
 
     # Messages
 
-    def send(self, array: npt.ArrayLike, out: None, dest: int | None) -> Program:
+    def send(self, array: npt.ArrayLike, out: None, dest: int | None) -> CallSteps:
         number = self.arguments.peer_or_nobody(dest, "dest")
         source, _, _ = self._take_message("send", array)
         self.arguments.check_dimensions(source)
         yield Local(None) if number is None else Message(source, number, None, None)
 
-    def recv(self, array: Array, out: Array | None, source: int | None) -> Program:
+    def recv(self, array: Array, out: Array | None, source: int | None) -> CallSteps:
         number = self.arguments.peer_or_nobody(source, "source")
         target, give = self._take_message.receiving("recv", out)
         if number is not None:
@@ -298,7 +298,7 @@ class Programs:
         yield self._receiving(Local(None, target))
         return out
 
-    def sendrecv(self, array: npt.ArrayLike, out: Array | None, dest: int | None, source: int | None) -> Program:
+    def sendrecv(self, array: npt.ArrayLike, out: Array | None, dest: int | None, source: int | None) -> CallSteps:
         to, whence = self.arguments.partners(dest, source)
         outgoing, target, give = self._take_message("sendrecv", array, out)
         self.arguments.check_dimensions(outgoing)
@@ -323,7 +323,7 @@ class Programs:
 
     def _prefix(
         self, collective: Collective, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None
-    ) -> Step:
+    ) -> Operation:
         source, target, give = self.take(collective.value, array, out)
         if isinstance(source, DeviceArray):
             raise UnsupportedError(
@@ -333,7 +333,7 @@ class Programs:
         if reduction.is_mean:
             raise UsageError(f'{collective.value} has no op="mean": use op="sum", and divide by the number of ranks')
         request = Request(collective, source.dtype, source.shape, reduction=reduction, reproducible=fixed)
-        return Step(request, source, source.shape, target, give)
+        return Operation(request, source, source.shape, target, give)
 
     def _gathered(
         self,
@@ -343,7 +343,7 @@ class Programs:
         root: int,
         counts: Sequence[int] | None,
         uneven: bool,
-    ) -> Program:
+    ) -> CallSteps:
         """Gather, with counts where the arrays differ in length; with ``uneven`` these travel first, and then it is one with counts."""
         what = collective.value
         source, target, give = self.take(what, array, out)
@@ -367,15 +367,15 @@ class Programs:
             uneven=None if counts is None else per_rank,
         )
         if root not in (-1, self._rank):
-            return (yield Step(request, source, None, is_agreed=uneven, is_repeatable=not uneven))
+            return (yield Operation(request, source, None, is_agreed=uneven, is_repeatable=not uneven))
         if uneven:
             self._check_late(what, target, shape, source.dtype)
-        return (yield Step(request, source, shape, target, give, is_agreed=uneven, is_repeatable=not uneven))
+        return (yield Operation(request, source, shape, target, give, is_agreed=uneven, is_repeatable=not uneven))
 
-    def _telling(self, about: Request, mine: Sequence[int], source: Memory, out: Memory | None) -> Tell:
+    def _telling(self, about: Request, mine: Sequence[int], source: Memory, out: Memory | None) -> SizeExchange:
         """Return what tells the ranks how many rows of ``source`` come from this one: to each its number, or the same to all."""
         root = f" for root={about.root}" if about.root >= 0 else ""
-        return Tell(
+        return SizeExchange(
             about,
             np.array(mine, _INT64),
             self._members.size,

@@ -1,7 +1,7 @@
 """What a call asks for, as data: a request, and the steps of which the program of a call consists.
 
-Most calls are one `Step`. The others are a *program*, a generator: it checks the arguments of a call, yields one step after the other, gets back what each brings, and returns what
-the caller gets. A call whose ranks do not know the sizes beforehand begins with a `Tell`.
+Most calls are one `Operation`. The others are a *program*, a generator: it checks the arguments of a call, yields one step after the other, gets back what each brings, and returns what
+the caller gets. A call whose ranks do not know the sizes beforehand begins with a `SizeExchange`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from manyhands.calls.order.turns import Turns
 from manyhands.contract.header import CallSignature
 from manyhands.schedule.steps import Collective
 
-__all__ = ["ARRAY", "LONG_WAY", "Later", "Local", "Message", "Program", "Request", "Step", "Tell"]
+__all__ = ["ARRAY", "SLOW_PATH", "CallSteps", "Later", "Local", "Message", "Operation", "Request", "SizeExchange"]
 
 ARRAY: CallSignature = CallSignature("send")
 """What the headers of all messages between two ranks say that carry an array of the user's."""
@@ -29,7 +29,7 @@ ARRAY: CallSignature = CallSignature("send")
 Later = tuple[str, Turns, Callable[[float], Any]]
 """A call to be made later: in words, whose turn it needs, and what makes it in so many seconds then."""
 
-LONG_WAY: Final = object()
+SLOW_PATH: Final = object()
 """What the fast way of a call gives where the call must go the long way; nothing was done then."""
 
 
@@ -99,7 +99,7 @@ class Request(msgspec.Struct, frozen=True):
         )
 
 
-class Step(msgspec.Struct):
+class Operation(msgspec.Struct):
     """A collective, with the memory of this rank that it works on.
 
     Attributes
@@ -132,7 +132,7 @@ class Step(msgspec.Struct):
     is_repeatable: bool = True
 
 
-class Tell(msgspec.Struct):
+class SizeExchange(msgspec.Struct):
     """Numbers that the ranks tell each other before the step that depends on them, for which the others wait from here on.
 
     Attributes
@@ -172,7 +172,7 @@ class Message(msgspec.Struct):
     target, source
         Where what comes goes, None for new memory, and from whom it comes, None for nobody.
     give
-        As for `Step`.
+        As for `Operation`.
     signature
         What the headers say.
     """
@@ -193,7 +193,7 @@ class Local(msgspec.Struct):
     source
         What is copied; None where nothing is.
     out, give
-        As for `Step`.
+        As for `Operation`.
     """
 
     source: Memory | None
@@ -201,5 +201,5 @@ class Local(msgspec.Struct):
     give: Give | None = None
 
 
-Program = Generator[Step | Tell | Message | Local, Any, Any]
+CallSteps = Generator[Operation | SizeExchange | Message | Local, Any, Any]
 """The steps of one call, in their order; what it returns is what the caller gets."""

@@ -27,8 +27,8 @@ from manyhands.calls.inputs import Inputs
 from manyhands.calls.messages.actions import MessageAction, Words
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.paths import Action, HostFast, Paths
-from manyhands.calls.programs import Programs
-from manyhands.calls.request import LONG_WAY, Message, Program, Step, Tell
+from manyhands.calls.programs import CallBuilder
+from manyhands.calls.request import SLOW_PATH, CallSteps, Message, Operation, SizeExchange
 from manyhands.calls.work import Work
 from manyhands.config import Settings
 from manyhands.contract.deadline import Deadline
@@ -47,7 +47,7 @@ _NEGLIGIBLE = 1e-3
 
 _CALLED: Final = {"scatter_shape": "scatter", "scatter_part": "scatter"}
 Key = tuple[Any, ...]
-"""The name of a call, and its arguments but for the arrays, in the order of `Programs`; made by the methods of a group alone."""
+"""The name of a call, and its arguments but for the arrays, in the order of `CallBuilder`; made by the methods of a group alone."""
 _Place = tuple[Key, np.dtype[Any], tuple[int, ...]]
 """A key, and the dtype and shape of the array."""
 
@@ -85,13 +85,13 @@ class Call:
 
     __slots__ = ("_job", "_members", "_paths", "_program", "action", "name", "step")
 
-    def __init__(self, job: Job, members: Members, paths: Paths, name: str, make: Callable[[], Program | Step]) -> None:
+    def __init__(self, job: Job, members: Members, paths: Paths, name: str, make: Callable[[], CallSteps | Operation]) -> None:
         self._job = job
         self._members = members
         self._paths = paths
         program = make()
-        self._program = None if isinstance(program, Step) else program
-        self.step = program if isinstance(program, Step) else next(program)
+        self._program = None if isinstance(program, Operation) else program
+        self.step = program if isinstance(program, Operation) else next(program)
         self.name: str = name
         self.action: Action = paths.prepare(self.step)
         if isinstance(self.step, Message):
@@ -102,7 +102,7 @@ class Call:
     @property
     def is_on_device(self) -> bool:
         """Whether it is a call on a device, or may become one."""
-        if isinstance(self.step, Tell):
+        if isinstance(self.step, SizeExchange):
             return bool(self.step.arrays) or self.step.may_be_on_device
         return isinstance(self.action, DeviceAction)
 
@@ -119,7 +119,7 @@ class Call:
     def run(self, deadline: Deadline) -> Any:
         """Carry out all steps that are left, and return what the caller gets."""
         result = self.action.run(deadline)
-        while isinstance(self.step, Tell):
+        while isinstance(self.step, SizeExchange):
             with awaited(self._job, self._members, self.name):
                 self._go_on(result)
                 result = self.action.run(deadline)
@@ -160,7 +160,7 @@ class Calls:
         self._members = members
         self._paths = paths
         self._ledger = paths.ledger
-        self._programs = Programs(job, members, paths, settings)
+        self._programs = CallBuilder(job, members, paths, settings)
         self._timeout_s = settings.timeout_s
         self._callbacks = Turns(job.runtime)
         self._fast = paths.fast
@@ -168,7 +168,7 @@ class Calls:
         self._table: dict[Key, list[Any]] = {}
         self._call: Callable[[Key, Any, Any, float | None], Any] = self._call_python
         if paths.native is not None:
-            whose = job, job.control, job.left, members.number, paths.plugins, float(settings.timeout_s)
+            whose = job, job.control, job.closed_groups, members.number, paths.plugins, float(settings.timeout_s)
             self._call = paths.native.Caller(self._table, self._call_python, self._go_on, *whose).call
         # Where the first step tells whether the arrays are on devices, or time is simulated, a scatter is one program.
         self._steps_stay_together = job.runtime.is_simulated or paths.devices.channel is not None or not paths.host.moves
@@ -197,12 +197,12 @@ class Calls:
             except CommError:
                 self._saw()
                 raise
-            if result is not LONG_WAY:
+            if result is not SLOW_PATH:
                 return result
         call = self._start(key, place, array, out)
         if fast is None and place is not None and type(array) is _ndarray and isinstance(call.action, HostAction):
             result = self._first(call.action, place, timeout_s)
-            if result is not LONG_WAY:
+            if result is not SLOW_PATH:
                 return result
         result = self._now(call, timeout_s)
         self._remember(call, place, array)
@@ -217,10 +217,10 @@ class Calls:
             raise
 
     def _first(self, action: HostAction, place: _Place, timeout_s: float | None) -> Any:
-        """Make the first call of its kind, as those after it will be made; `LONG_WAY` where they have no fast way."""
+        """Make the first call of its kind, as those after it will be made; `SLOW_PATH` where they have no fast way."""
         fast, out = self._paths.host.fast(action), action.step.out
         if fast is None or (out is not None and out is not action.target):
-            return LONG_WAY
+            return SLOW_PATH
         target = None if action.step.shape is None else action.target
         seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
         try:
@@ -228,7 +228,7 @@ class Calls:
         except CommError:
             self._saw()
             raise
-        if result is not LONG_WAY:
+        if result is not SLOW_PATH:
             self._keep(place, fast)
         return result
 
@@ -282,7 +282,7 @@ class Calls:
         name: str = key[0]
         make = partial(getattr(self._programs, name), array, out, *key[1:])
         call = Call(self._job, self._members, self._paths, _CALLED.get(name, name), make)
-        if place is not None and isinstance(call.action, DeviceAction) and isinstance(call.step, Step):
+        if place is not None and isinstance(call.action, DeviceAction) and isinstance(call.step, Operation):
             remember = partial(self._paths.devices.remember, place, call.step, call.action.library)
             call.action.then = partial(remember, in_place=call.step.request.collective in VECTOR)
         return call
@@ -324,11 +324,11 @@ class Calls:
             else:
                 self._table.pop(key, None)
 
-    def _run_program(self, name: str, make: Callable[[], Program], timeout_s: float | None) -> Any:
+    def _run_program(self, name: str, make: Callable[[], CallSteps], timeout_s: float | None) -> Any:
         """Make a call that has a program of its own, and wait for its result."""
         return self._now(Call(self._job, self._members, self._paths, name, make), timeout_s)
 
-    def _run_program_async(self, name: str, make: Callable[[], Program], timeout_s: float | None) -> Work[Any]:
+    def _run_program_async(self, name: str, make: Callable[[], CallSteps], timeout_s: float | None) -> Work[Any]:
         """Make a call that has a program of its own, and that goes on in the background."""
         return self._later(Call(self._job, self._members, self._paths, name, make), timeout_s)
 
@@ -448,7 +448,7 @@ class Calls:
             first.begin()
             self._in_turn(lambda: work.launch(lambda: first.launch(Deadline(timeout_s))), waits=not first.is_known)
             return work
-        assert isinstance(call.step, Tell)
+        assert isinstance(call.step, SizeExchange)
         aside = Aside(devices, call.step.arrays)
 
         def run() -> None:
@@ -486,7 +486,7 @@ class Calls:
 
     def _saw(self) -> None:
         """Take note that the program has seen how the job failed; a failure in a handle that was dropped has not been seen."""
-        self._job.told = True
+        self._job.failure_seen = True
 
     # The end
 

@@ -27,6 +27,7 @@ from manyhands.control.protocol import (
     FromRank,
     FromStore,
     Gone,
+    JobReformed,
     Join,
     Leave,
     LeaveGroup,
@@ -42,11 +43,10 @@ from manyhands.control.protocol import (
     Verdict,
     Wait,
     Welcome,
-    WentOn,
 )
 from manyhands.control.recorder import Counted, FlightRecorder, Record
 from manyhands.control.recovery import Recovery
-from manyhands.control.reserve import Reserve
+from manyhands.control.reserve import StandbyStore
 from manyhands.control.verdicts import error_from
 from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError
 from manyhands.net.network import Address
@@ -130,7 +130,7 @@ class Control(ABC):
         self._on_failure: list[Callable[[], None]] = []
         self.gone: dict[int, str] = {}
         self._on_gone: list[Callable[[int, str], None]] = []
-        self.reserve: Reserve | None = None
+        self.reserve: StandbyStore | None = None
         self._to_prepare: list[Prepare | Successor] = []
         self._prepare: Callable[[Prepare | Successor], None] | None = None
         self._when_orphaned: Callable[[], None] | None = None
@@ -445,7 +445,7 @@ class Control(ABC):
                     callbacks = list(self._on_gone)
                 for callback in callbacks:
                     callback(rank, reason)
-            case Shrunk() | Agreement() | WentOn():
+            case Shrunk() | Agreement() | JobReformed():
                 self.recovery.take(message)
             case Prepare() | Successor():
                 with self._changed:

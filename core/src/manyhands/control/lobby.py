@@ -34,13 +34,13 @@ from manyhands.net.loop import Loop
 from manyhands.net.network import Address, Listener
 from manyhands.net.proven import ProvenSocket
 
-__all__ = ["NEWCOMER_HELLO", "Door", "Lobby", "Roll"]
+__all__ = ["NEWCOMER_HELLO", "JoinAddress", "Joiners", "Roster"]
 
 NEWCOMER_HELLO = b"newcomer"
 """How those begin who come into a job that runs."""
 
 
-class Roll(msgspec.Struct, frozen=True):
+class Roster(msgspec.Struct, frozen=True):
     """How many ranks a job has.
 
     Attributes
@@ -63,7 +63,7 @@ class Roll(msgspec.Struct, frozen=True):
         write_new(folder / "roll.json", msgspec.json.encode(self))
 
 
-class Door:
+class JoinAddress:
     """What a launcher has given to a rank so that others can come later.
 
     Parameters
@@ -82,7 +82,7 @@ class Door:
         self.credentials = credentials
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], credentials: Credentials) -> Door | None:
+    def of(cls, environ: Mapping[str, str], credentials: Credentials) -> JoinAddress | None:
         """Return that of this process; None where no launcher lets ranks come later."""
         folder, fd = environ.get(Variable.ELASTIC), environ.get(Variable.RENDEZVOUS_FD)
         if not folder:
@@ -109,19 +109,19 @@ class Door:
         assert self._fd is not None
         return close_after_fork(socket.socket(fileno=os.dup(self._fd)))
 
-    def roll(self) -> Roll:
+    def roll(self) -> Roster:
         """Return what the launcher says now; where that has ended, that nobody comes any more."""
         try:
-            return msgspec.json.decode((self._folder / "roll.json").read_bytes(), type=Roll)
+            return msgspec.json.decode((self._folder / "roll.json").read_bytes(), type=Roster)
         except OSError:
-            return Roll(0, 1, 0)
+            return Roster(0, 1, 0)
 
     def enter(self, rank: str) -> None:
         """Tell the launcher that the rank that it calls so has come into the job; it takes that back when the rank has ended."""
         (self._folder / f"member-{rank}").touch()
 
 
-class Lobby:
+class Joiners:
     """Takes newcomers in, in the background loop.
 
     Parameters
@@ -134,7 +134,7 @@ class Lobby:
         How it is noticed that one is silent.
     """
 
-    def __init__(self, loop: Loop, door: Door, liveness: Liveness) -> None:
+    def __init__(self, loop: Loop, door: JoinAddress, liveness: Liveness) -> None:
         self._loop = loop
         self._door = door
         self._liveness = liveness
@@ -148,7 +148,7 @@ class Lobby:
         """Whether newcomers can come here; on hosts that have no socket for them, they cannot."""
         return self._door.is_here
 
-    def roll(self) -> Roll:
+    def roll(self) -> Roster:
         """Return what the launcher says now."""
         return self._door.roll()
 
@@ -223,7 +223,7 @@ class _Seat:
 
     def __init__(
         self,
-        lobby: Lobby,
+        lobby: Joiners,
         sock: ProvenSocket,
         admit: Callable[[Join], int | FromStore],
         hear: Callable[[int, FromRank], None],

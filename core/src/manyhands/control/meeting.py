@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
-from manyhands.control.lobby import Door
+from manyhands.control.lobby import JoinAddress
 from manyhands.errors import RendezvousError
 from manyhands.net.credentials import Credentials
 from manyhands.net.forking import close_after_fork
@@ -60,7 +60,7 @@ class Meeting:
         before: tuple[Control, Sequence[int]] | None = None,
         local_rank: int | None = None,
         keep: Callable[[Callable[[], None]], object] | None = None,
-        door: Door | None = None,
+        door: JoinAddress | None = None,
         gone: Callable[[], dict[int, str]] | None = None,
     ) -> None:
         self.rank = rank

@@ -28,7 +28,7 @@ from collections.abc import Callable
 import msgspec
 
 from manyhands.common.numbers import Numbers
-from manyhands.control.lobby import Lobby
+from manyhands.control.lobby import Joiners
 from manyhands.control.protocol import (
     ANOTHER_CALL,
     Agree,
@@ -43,6 +43,7 @@ from manyhands.control.protocol import (
     FromStore,
     GiveUp,
     Gone,
+    JobReformed,
     Join,
     Leave,
     LeaveGroup,
@@ -58,10 +59,9 @@ from manyhands.control.protocol import (
     Verdict,
     Wait,
     Welcome,
-    WentOn,
     ranks_in,
 )
-from manyhands.control.survivors import Left, Survivors
+from manyhands.control.survivors import ShrinkRequests, Survivors
 from manyhands.control.verdicts import differ_in_length, show_ranks
 from manyhands.control.waits import behind_whom, circle, still_owed, unread
 
@@ -118,7 +118,7 @@ class Membership:
         send: Callable[[int, FromStore], None],
         call_later: Callable[[float, Callable[[], None]], None],
         store: int | None = None,
-        lobby: Lobby | None = None,
+        lobby: Joiners | None = None,
     ) -> None:
         self.world_size = world_size
         self.members: dict[int, Join] = {}
@@ -141,7 +141,7 @@ class Membership:
         self._waits: dict[tuple[int, int], Wait] = {}
         self._inquest: _Inquest | None = None
         self._inquests = 0
-        self._wishes = Survivors(
+        self._wishes = ShrinkRequests(
             send, self._tell_all, self._left_over, call_later, lobby, world_size, self._objection_to_newcomer
         )
         self._successor: Successor | None = None
@@ -236,12 +236,12 @@ class Membership:
                 self._leave_group(rank, group, members, progress)
             case Checkpoint():
                 self._compare(rank, message)
-            case Agree() | Shrink() | GiveUp() | WentOn() | Standby() | Agreed():
+            case Agree() | Shrink() | GiveUp() | JobReformed() | Standby() | Agreed():
                 self._handle_end(rank, message)
             case Join():
                 self.fail(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
 
-    def _handle_end(self, rank: int, message: Agree | Shrink | GiveUp | WentOn | Standby | Agreed) -> None:
+    def _handle_end(self, rank: int, message: Agree | Shrink | GiveUp | JobReformed | Standby | Agreed) -> None:
         """Take in what is about the end of the job, or of this store."""
         match message:
             case Agree():
@@ -250,7 +250,7 @@ class Membership:
                 self._shrink(rank, message)
             case GiveUp():
                 self._wishes.give_up(rank, message)
-            case WentOn(ranks):
+            case JobReformed(ranks):
                 self._wishes.went_on(ranks)
             case Standby(host, port):
                 self._successor = Successor(rank, host, port)
@@ -574,9 +574,9 @@ class Membership:
     def _survivors(self) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in self._gone and rank not in self._left]
 
-    def _left_over(self) -> Left:
+    def _left_over(self) -> Survivors:
         lost = next(reversed(self._gone), None)
-        return Left(self._survivors(), self._announced, self._vanished, self._former is not None, len(self._left), lost)
+        return Survivors(self._survivors(), self._announced, self._vanished, self._former is not None, len(self._left), lost)
 
     def _tell_all(self, message: FromStore) -> None:
         for rank in sorted(self.members):

@@ -23,6 +23,7 @@ __all__ = [
     "FromStore",
     "GiveUp",
     "Gone",
+    "JobReformed",
     "Join",
     "Leave",
     "LeaveGroup",
@@ -40,7 +41,6 @@ __all__ = [
     "Verdict",
     "Wait",
     "Welcome",
-    "WentOn",
     "Whereabouts",
     "decode_from_rank",
     "decode_from_store",
@@ -255,7 +255,7 @@ class GiveUp(msgspec.Struct, frozen=True, tag=True):
     attempt: int = 0
 
 
-class WentOn(msgspec.Struct, frozen=True, tag=True):
+class JobReformed(msgspec.Struct, frozen=True, tag=True):
     """These ranks are in the next job: who is not must not go on beside them. A rank says so of itself, and passes on what it was told."""
 
     ranks: list[int]
@@ -367,7 +367,7 @@ FromRank = (
     | Agree
     | Shrink
     | GiveUp
-    | WentOn
+    | JobReformed
     | Standby
     | Orphaned
     | Agreed
@@ -381,7 +381,7 @@ FromStore = (
     | Farewell
     | Agreement
     | Shrunk
-    | WentOn
+    | JobReformed
     | Decided
     | Prepare
     | Successor

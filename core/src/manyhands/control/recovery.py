@@ -8,7 +8,7 @@ import msgspec
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Condition
-from manyhands.control.protocol import Agree, Agreement, FromRank, GiveUp, Shrink, Shrunk, Verdict, WentOn
+from manyhands.control.protocol import Agree, Agreement, FromRank, GiveUp, JobReformed, Shrink, Shrunk, Verdict
 from manyhands.control.verdicts import error_from
 from manyhands.net.network import Address
 
@@ -142,7 +142,7 @@ class Recovery:
         """Tell the rank that goes on as the store what this one waits for, and what the last one has told it; return what that did not answer."""
         with self._changed:
             self._store = store
-            gone_on = WentOn(sorted(self.gone_on)) if self.gone_on else None
+            gone_on = JobReformed(sorted(self.gone_on)) if self.gone_on else None
             for message in (gone_on, self._shrink, *self._settled.values(), *self._agreeing.values()):
                 if message is not None:
                     self._post(message)
@@ -154,7 +154,7 @@ class Recovery:
             if self._giving_up.get(message.agreement) is message:
                 self._post(message)
 
-    def take(self, message: Shrunk | Agreement | WentOn) -> None:
+    def take(self, message: Shrunk | Agreement | JobReformed) -> None:
         """Take in what the store says."""
         with self._changed:
             match message:
@@ -164,7 +164,7 @@ class Recovery:
                     self._giving_up.pop("", None)
                 case Agreement():
                     self._take_agreement(message)
-                case WentOn(ranks):
+                case JobReformed(ranks):
                     self.gone_on.update(ranks)
             self._changed.notify_all()
 

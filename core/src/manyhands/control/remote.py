@@ -16,13 +16,13 @@ from manyhands.control.protocol import (
     Agreed,
     Decided,
     FromRank,
+    JobReformed,
     Join,
     Leave,
     Orphaned,
     Report,
     Successor,
     Verdict,
-    WentOn,
     Whereabouts,
     decode_from_store,
     encode,
@@ -214,7 +214,7 @@ class SocketControl(Control):
 
     def went_on(self) -> None:
         """Say that this rank is in the next job; also to a store or successor that was stopped, and has been given up."""
-        mine = WentOn([self.rank])
+        mine = JobReformed([self.rank])
         with self._changed:
             for connection in (self._connection, self._second, *self._old):
                 if connection is not None:
@@ -259,7 +259,7 @@ class SocketControl(Control):
             verdict = message.verdict if self.reserve is None else self.reserve.agree(message.verdict)
             connection.send(encode(Agreed(verdict)))
             return
-        if isinstance(message, WentOn):
+        if isinstance(message, JobReformed):
             self._deliver(message)
             return
         with self._changed:

@@ -15,7 +15,7 @@ without it, changes nothing.
 Where the network has split, both may live, each with some of the ranks. Then only the larger part goes on (`Membership.lost`).
 
 Where the successor ends as well before there is another one, the ranks that are left gather: one of them, the first of those that it does not know to
-have ended, is found at its place, which all know from the beginning, and goes on as the successor would have (`Reserve.gather`).
+have ended, is found at its place, which all know from the beginning, and goes on as the successor would have (`StandbyStore.gather`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from manyhands.control.lobby import Door, Lobby
+from manyhands.control.lobby import JoinAddress, Joiners
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import (
     MAX_FROM_RANK_BYTES,
@@ -35,6 +35,7 @@ from manyhands.control.protocol import (
     FromRank,
     FromStore,
     GiveUp,
+    JobReformed,
     Join,
     Leave,
     Orphaned,
@@ -43,7 +44,6 @@ from manyhands.control.protocol import (
     Shrink,
     Shrunk,
     Verdict,
-    WentOn,
     decode_from_rank,
     encode,
     ranks_in,
@@ -55,7 +55,7 @@ from manyhands.net.loop import Loop
 from manyhands.net.network import Listener
 from manyhands.net.proven import ProvenSocket
 
-__all__ = ["COMING_S", "NOBODY", "Reserve"]
+__all__ = ["COMING_S", "NOBODY", "StandbyStore"]
 
 NOBODY = -1
 """The rank that has the store, where nobody has it any more."""
@@ -73,7 +73,7 @@ _LOOK_S = 0.01
 """How often to look whether all have come."""
 
 
-class Reserve:
+class StandbyStore:
     """What the successor knows, in the background loop.
 
     Parameters
@@ -109,7 +109,7 @@ class Reserve:
         liveness: Liveness,
         gone: Collection[int] = (),
         has_ended: Callable[[int], bool | None] = lambda _: None,
-        door: Door | None = None,
+        door: JoinAddress | None = None,
     ) -> None:
         self._loop = loop
         self._has_ended = has_ended
@@ -119,7 +119,7 @@ class Reserve:
         self._store = store
         self._lost: frozenset[int] = frozenset()
         self._ended = frozenset(gone)
-        self._lobby = None if door is None else Lobby(loop, door, liveness)
+        self._lobby = None if door is None else Joiners(loop, door, liveness)
         self._seats: dict[int, FrameConnection] = {}
         self._open: set[FrameConnection] = set()
         self._members: dict[int, Join] = {}
@@ -171,7 +171,7 @@ class Reserve:
         if self._membership is None:
             is_first, self._gone_on = not self._gone_on, self._gone_on | {*ranks}
             for rank in sorted(self._seats) if is_first else ():  # one is enough for all to know
-                self._send(rank, WentOn(sorted(self._gone_on)))
+                self._send(rank, JobReformed(sorted(self._gone_on)))
 
     def close(self) -> None:
         """Stop listening, and close all connections; from any thread."""
@@ -255,7 +255,7 @@ class Reserve:
         gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
         membership.take_over(self._store, self._members, self._left, gone, self._verdict)
         if self._gone_on:
-            membership.handle(self._rank, WentOn(sorted(self._gone_on)))
+            membership.handle(self._rank, JobReformed(sorted(self._gone_on)))
         for rank, message in self._waiting:
             if isinstance(message, GiveUp):  # what the others wait for may stand right behind what they have said until now
                 self._loop.call_later(COMING_S, partial(membership.handle, rank, message))
@@ -274,7 +274,7 @@ class Reserve:
         message = decode_from_rank(frame)
         if self._membership is not None and message is not None:
             self._membership.handle(rank, message)
-        elif isinstance(message, WentOn):
+        elif isinstance(message, JobReformed):
             self.went_on(message.ranks)
         elif self._is_gathering and message is not None:
             self._waiting.append((rank, message))
@@ -338,7 +338,7 @@ class Reserve:
 class _Seat:
     """One rank's connection, as the successor sees it."""
 
-    def __init__(self, reserve: Reserve, sock: ProvenSocket) -> None:
+    def __init__(self, reserve: StandbyStore, sock: ProvenSocket) -> None:
         self._reserve = reserve
         self._sock = sock
         self._rank: int | None = None

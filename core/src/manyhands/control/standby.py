@@ -13,17 +13,17 @@ from functools import partial
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
-from manyhands.control.lobby import Door
+from manyhands.control.lobby import JoinAddress
 from manyhands.control.protocol import Prepare, Successor
 from manyhands.control.remote import SocketControl
-from manyhands.control.reserve import NOBODY, Reserve
+from manyhands.control.reserve import NOBODY, StandbyStore
 from manyhands.errors import ManyHandsError
 from manyhands.net.credentials import Credentials
 from manyhands.net.keepalive import Liveness
 from manyhands.net.loop import Loop
 from manyhands.net.network import Address, dial, dial_patiently, guarded_bind
 
-__all__ = ["Standby"]
+__all__ = ["Failover"]
 
 _log = logging.getLogger("manyhands.job")
 
@@ -38,13 +38,13 @@ _FIRST, _MORE = 3, 5
 _HELLO = b"reserve"
 
 
-class Standby:
+class Failover:
     """What a rank does when the store says who is to go on in its place; it begins at once, in the background.
 
     Parameters
     ----------
     loop
-        Where a `Reserve` runs.
+        Where a `StandbyStore` runs.
     control
         This rank's control connection.
     credentials
@@ -61,7 +61,7 @@ class Standby:
         control: SocketControl,
         credentials: Credentials,
         liveness: Liveness,
-        door: Door | None,
+        door: JoinAddress | None,
     ) -> None:
         self._liveness = liveness
         self._loop = loop
@@ -72,7 +72,7 @@ class Standby:
         self._ended = False
         self._successor: Successor | None = None
         self._threads: list[Thread] = []
-        self._reserve: Reserve | None = None
+        self._reserve: StandbyStore | None = None
         self._address: Address | None = None  # where that listens
         self._silent: set[int] = set()  # who does not answer at all, as where the network is cut
         control.on_prepare(self._prepare)
@@ -239,7 +239,7 @@ class Standby:
         control, here = self._control, (self._control.rank, self._control.world_size)
         if self._reserve is not None:  # it has waited here for the others, while the store was only slow
             self._reserve.close()
-        self._reserve = control.reserve = Reserve(
+        self._reserve = control.reserve = StandbyStore(
             self._loop,
             sock,
             self._credentials.towards(_whom(here[0])),

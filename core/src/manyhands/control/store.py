@@ -11,7 +11,7 @@ import msgspec
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
-from manyhands.control.lobby import NEWCOMER_HELLO, Door, Lobby
+from manyhands.control.lobby import NEWCOMER_HELLO, JoinAddress, Joiners
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
 from manyhands.net.credentials import Credentials, is_loopback
@@ -63,13 +63,13 @@ class Store:
         world_size: int,
         deadline: Deadline,
         liveness: Liveness,
-        door: Door | None = None,
+        door: JoinAddress | None = None,
     ) -> None:
         self._loop = loop
         self._host = str(sock.getsockname()[0])
         self._liveness = liveness
         self._ranks: dict[int, FrameConnection] = {}
-        self._lobby = None if door is None else Lobby(loop, door, liveness)
+        self._lobby = None if door is None else Joiners(loop, door, liveness)
         self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later, store=0, lobby=self._lobby)
         self._deadline = deadline
         self._changed = threading.Condition()

@@ -14,7 +14,7 @@ from operator import and_
 
 import msgspec
 
-from manyhands.control.lobby import Lobby
+from manyhands.control.lobby import Joiners
 from manyhands.control.protocol import (
     Agree,
     Agreement,
@@ -22,15 +22,15 @@ from manyhands.control.protocol import (
     FromStore,
     GiveUp,
     Gone,
+    JobReformed,
     Join,
     Shrink,
     Shrunk,
     Verdict,
-    WentOn,
 )
 from manyhands.control.verdicts import show_ranks
 
-__all__ = ["Left", "Survivors"]
+__all__ = ["ShrinkRequests", "Survivors"]
 
 _FAR_S = 1.0
 """How long to wait for newcomers where they may be of other hosts."""
@@ -38,7 +38,7 @@ _LOOK_S = 0.01
 """How often to look how many newcomers the launcher has started."""
 
 
-class Left(msgspec.Struct, frozen=True):
+class Survivors(msgspec.Struct, frozen=True):
     """Who is left of a job.
 
     Attributes
@@ -72,7 +72,7 @@ class _Vote(msgspec.Struct):
     flags: dict[int, Agree] = {}
 
 
-class Survivors:
+class ShrinkRequests:
     """The wishes of those that are left.
 
     Parameters
@@ -97,9 +97,9 @@ class Survivors:
         self,
         send: Callable[[int, FromStore], None],
         tell_all: Callable[[FromStore], None],
-        left: Callable[[], Left],
+        left: Callable[[], Survivors],
         call_later: Callable[[float, Callable[[], None]], None],
-        lobby: Lobby | None,
+        lobby: Joiners | None,
         first: int,
         objection: Callable[[Join], str],
     ) -> None:
@@ -124,7 +124,7 @@ class Survivors:
         for name in list(self._votes):
             self._check_vote(name)
 
-    def _must_not(self, left: Left, operation: str) -> Verdict | None:
+    def _must_not(self, left: Survivors, operation: str) -> Verdict | None:
         """Say why those that are left must neither go on nor agree on anything, beside others that do; None where they may."""
         if self._gone_on:
             them = "it" if len(self._gone_on) == 1 else "them"
@@ -194,7 +194,7 @@ class Survivors:
         """Take in that ranks are in the next job; whoever asks has missed that one, and all hear of it: the store may end with them."""
         is_first, self._gone_on = not self._gone_on, self._gone_on | {*ranks}
         if is_first:  # one is enough for all to know
-            told = WentOn(sorted(self._gone_on))
+            told = JobReformed(sorted(self._gone_on))
             self._tell_all(told)
             self.tell_newcomers(told)
             self._check_shrink()
@@ -221,7 +221,7 @@ class Survivors:
 
     # Newcomers
 
-    def _go_on_with_newcomers(self, ranks: list[int], left: Left, lobby: Lobby) -> None:
+    def _go_on_with_newcomers(self, ranks: list[int], left: Survivors, lobby: Joiners) -> None:
         """Let those that are left go on with as many newcomers as there are to be, once these have come."""
         roll = lobby.roll()
         waiting = sorted(rank for rank in self._waiting if rank in self._asking)
@@ -263,7 +263,7 @@ class Survivors:
             self.shrink(number, message)
         elif isinstance(message, GiveUp):
             self.give_up(number, message)
-        elif isinstance(message, WentOn):
+        elif isinstance(message, JobReformed):
             self.went_on(message.ranks)
 
     def _lose(self, number: int, reason: str) -> None:
@@ -275,7 +275,7 @@ class Survivors:
             self.tell_newcomers(Gone(number, reason))
             self._check_shrink()
 
-    def tell_newcomers(self, message: Gone | WentOn) -> None:
+    def tell_newcomers(self, message: Gone | JobReformed) -> None:
         """Tell the newcomers that are to go on who of the ranks that are left has ended, or is in the next job."""
         for number in sorted(self._admitted):
             if self._lobby is not None:

@@ -21,8 +21,8 @@ from manyhands.calls.devices.watch import DeviceWatch
 from manyhands.calls.devices.work import DeviceWork
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.paths import Paths
-from manyhands.calls.programs import Programs
-from manyhands.calls.request import Program, Request, Step
+from manyhands.calls.programs import CallBuilder
+from manyhands.calls.request import CallSteps, Operation, Request
 from manyhands.calls.runner import Call, Calls
 from manyhands.calls.work import Work
 from manyhands.common.checks import safe_str
@@ -100,7 +100,7 @@ class Batch:
     def __init__(
         self,
         issue: Callable[[list[_Message], list[_DeviceEntry]], None],
-        programs: Programs,
+        programs: CallBuilder,
         paths: Paths,
         job: Job,
         turns: Turns,
@@ -312,9 +312,9 @@ class BatchCalls(Calls):
         self._in_turn(run, waits=not all(each.is_known for each in actions))
 
 
-def _program(messages: list[_Message]) -> Program:
+def _program(messages: list[_Message]) -> CallSteps:
     for message in messages:
-        yield Step(message.request, message.memory, message.memory.shape, message.memory)
+        yield Operation(message.request, message.memory, message.memory.shape, message.memory)
         message.finish()
 
 

@@ -163,7 +163,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
             while not self._drain(deadline, for_good=False) and not deadline.passed():
                 pass
             # From here on no call begins; those that have begun are waited for in the background.
-            self._job.left.add(self._members.number)
+            self._job.closed_groups.add(self._members.number)
             self._job.drains.remove(self._drain)
             self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._paths.close))
 
@@ -291,7 +291,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
 
     @property
     def _is_closed(self) -> bool:
-        return self._job.closed or self._members.number in self._job.left
+        return self._job.closed or self._members.number in self._job.closed_groups
 
     # Groups of some of the ranks
 

@@ -16,7 +16,7 @@ from manyhands.config.secret import job_secret
 from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
-from manyhands.control.lobby import Door
+from manyhands.control.lobby import JoinAddress
 from manyhands.control.meeting import Meeting
 from manyhands.control.verdicts import RunsAlreadyError
 from manyhands.errors import (
@@ -103,7 +103,7 @@ def init(
         return Group(*finish(among_threads(member, setup, deadline), setup, selector, deadline))
     is_told = rank is not None or world_size is not None
     is_elastic = not is_told and Variable.ELASTIC in os.environ
-    door = Door.of(os.environ, _credentials(resolved, _run(None))) if is_elastic else None
+    door = JoinAddress.of(os.environ, _credentials(resolved, _run(None))) if is_elastic else None
     if door is not None and Variable.NEWCOMER in os.environ:
         group = Group(*_come_later(setup, door))
     else:
@@ -134,7 +134,7 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
     return ", ".join([*words, f"algorithms {selector.digest}"])
 
 
-def _come_later(setup: Setup, door: Door) -> Formed:
+def _come_later(setup: Setup, door: JoinAddress) -> Formed:
     """Come in the place of a rank that has ended."""
     launch = discover(os.environ, configured=setup.resolved.settings.rendezvous.address)
     assert launch is not None  # whoever has a door has a launcher
@@ -166,7 +166,9 @@ def _come_later(setup: Setup, door: Door) -> Formed:
     return formed
 
 
-def _among_processes(rank: int | None, world_size: int | None, setup: Setup, door: Door | None, deadline: Deadline) -> Job:
+def _among_processes(
+    rank: int | None, world_size: int | None, setup: Setup, door: JoinAddress | None, deadline: Deadline
+) -> Job:
     try:
         launch = discover(os.environ, configured=setup.resolved.settings.rendezvous.address)
     except (ConfigError, RendezvousError):
@@ -204,7 +206,7 @@ def _joined(
     address: tuple[str, int] | None,
     credentials: Credentials,
     setup: Setup,
-    door: Door | None,
+    door: JoinAddress | None,
     deadline: Deadline,
     those_gone: Callable[[], dict[int, str]] | None,
 ) -> Job:

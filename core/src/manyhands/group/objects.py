@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from manyhands.arrays.memory import Array, new_array
-from manyhands.calls.request import Message, Program, Request, Step, Tell
+from manyhands.calls.request import CallSteps, Message, Operation, Request, SizeExchange
 from manyhands.calls.runner import Calls
 from manyhands.calls.work import Work
 from manyhands.contract.header import CallSignature
@@ -283,25 +283,25 @@ class ObjectCalls(Calls):
 
     # Programs: the sizes of the objects travel first
 
-    def _sending(self, obj: object, dest: int) -> Program:
+    def _sending(self, obj: object, dest: int) -> CallSteps:
         peer = self._programs.arguments.peer(dest, "dest")
         yield Message(np.frombuffer(pack(obj, "send_object"), _BYTE), peer, None, None, signature=_MESSAGE)
 
-    def _receiving(self, source: int, kind: Any) -> Program:
+    def _receiving(self, source: int, kind: Any) -> CallSteps:
         peer = self._programs.arguments.peer(source, "source")
         unpacker: Unpacker[Any] = Unpacker(kind, "recv_object")
         return unpacker.unpack((yield Message(None, None, None, peer, signature=_MESSAGE)), source)
 
-    def _broadcasting(self, obj: object, root: int) -> Program:
+    def _broadcasting(self, obj: object, root: int) -> CallSteps:
         name = "broadcast_object"
         data = pack(obj, name) if self._is(root) else bytearray()
         (size,) = yield from self._telling_sizes([len(data)], root, name)
         memory = _padded(data) if self._is(root) else self._memory(_room(size), name)
         request = Request(Collective.BROADCAST, _BYTE, memory.shape, root=root, operation=name)
         source = memory if self._is(root) else _NO_BYTES
-        return (yield Step(request, source, memory.shape, memory))[:size]
+        return (yield Operation(request, source, memory.shape, memory))[:size]
 
-    def _scattering(self, objs: Sequence[object] | None, root: int) -> Program:
+    def _scattering(self, objs: Sequence[object] | None, root: int) -> CallSteps:
         name, rank, size = "scatter_object", self._members.rank, self._members.size
         parts: list[bytearray] = [bytearray()] * size
         if self._is(root):
@@ -317,29 +317,29 @@ class ObjectCalls(Calls):
             np.concatenate([_padded(part) for part in parts], out=joined)
         memory = self._memory(rooms[rank], name)
         request = Request(Collective.SCATTER, _BYTE, (sum(rooms),), counts=rooms, root=root, uneven=rooms, operation=name)
-        return (yield Step(request, joined, memory.shape, memory))[: sizes[rank]]
+        return (yield Operation(request, joined, memory.shape, memory))[: sizes[rank]]
 
-    def _gathering(self, name: str, obj: object, root: int) -> Program:
+    def _gathering(self, name: str, obj: object, root: int) -> CallSteps:
         wanted, count = root < 0 or self._is(root), self._members.size
         data = pack(obj, name)
         about = Request(Collective.ALL_GATHER, _INT64, (1,), counts=(1,) * count, root=root, operation=name, part="sizes")
-        sizes = yield Tell(about, np.array([len(data)], _INT64), count)
+        sizes = yield SizeExchange(about, np.array([len(data)], _INT64), count)
         self._check_sizes(sizes, name)
         rooms = tuple(map(_room, sizes.tolist()))
         collective = Collective.ALL_GATHER if root < 0 else Collective.GATHER
         request = Request(collective, _BYTE, (), counts=rooms, root=root, uneven=rooms, operation=name)
         if not wanted:
-            yield Step(request, _padded(data), None)
+            yield Operation(request, _padded(data), None)
             return []
         memory = self._memory(sum(rooms), name)
-        yield Step(request, _padded(data), memory.shape, memory)
+        yield Operation(request, _padded(data), memory.shape, memory)
         starts = accumulate(rooms, initial=0)
         return [memory[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=False)]
 
-    def _telling_sizes(self, sizes: list[int], root: int, name: str) -> Generator[Tell, Array, list[int]]:
+    def _telling_sizes(self, sizes: list[int], root: int, name: str) -> Generator[SizeExchange, Array, list[int]]:
         """Give the root's sizes to every rank."""
         about = Request(Collective.BROADCAST, _INT64, (len(sizes),), root=root, operation=name, part="sizes")
-        told = yield Tell(about, np.array(sizes, _INT64), len(sizes))
+        told = yield SizeExchange(about, np.array(sizes, _INT64), len(sizes))
         self._check_sizes(told, name)
         return [int(size) for size in told]
 

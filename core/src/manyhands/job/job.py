@@ -27,7 +27,7 @@ from manyhands.control.lobby import NEWCOMER_HELLO
 from manyhands.control.meeting import Meeting
 from manyhands.control.protocol import Report, Verdict
 from manyhands.control.remote import SocketControl
-from manyhands.control.standby import Standby
+from manyhands.control.standby import Failover
 from manyhands.control.store import Store
 from manyhands.errors import AuthenticationError, ClosedError, ManyHandsError, PeerLostError, RendezvousError
 from manyhands.job.bootstrap import Maker
@@ -88,9 +88,9 @@ class Job:
         What moves its bytes; None in a world of one, which moves none.
     backend_name
         The name of the configured backend.
-    left
+    closed_groups
         The numbers of the groups that this rank has closed.
-    told
+    failure_seen
         Whether the program on this rank has seen how the job failed.
     how_closed, instead
         Why a call that is made after the end cannot be, in words, and what to do.
@@ -126,12 +126,12 @@ class Job:
         self.on_close: list[Callable[[], object]] = []
         self._loop: Loop | None = None
         self._store: Store | None = None
-        self._standby: Standby | None = None
+        self._standby: Failover | None = None
         self._listeners: list[Listener] = []
         self._credentials = Credentials(b"")
         self._liveness = Liveness()
-        self.left: set[int] = set()
-        self.told: bool = False
+        self.closed_groups: set[int] = set()
+        self.failure_seen: bool = False
         self.how_closed: str = "the group is closed"
         self.instead: str = "make another one with manyhands.init()"
         self._parts: dict[object, Any] = {}
@@ -171,7 +171,7 @@ class Job:
             job._credentials = meeting.credentials.of_job(welcome.key, welcome.certificates)
             job.hosts = tuple(welcome.hosts)
             if meeting.world_size > 1:
-                job._standby = Standby(loop, control, job._credentials, meeting.liveness, meeting.door)
+                job._standby = Failover(loop, control, job._credentials, meeting.liveness, meeting.door)
         except BaseException as error:
             # Ranks that are still on their way are told why, instead of looking for a store that has gone.
             if job._store is not None and meeting.keep is not None:
@@ -349,7 +349,7 @@ class Job:
         try:
             if not self.control.failed:
                 all_left = self.control.leave(deadline)
-            elif not self.told:
+            elif not self.failure_seen:
                 raise self.error()
         finally:
             if all_left or self._store is None or self.control.failed:

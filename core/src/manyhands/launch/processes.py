@@ -502,10 +502,10 @@ class _Launcher:
         """Tell the ranks of an elastic job how many there are."""
         job = self._job
         if job.is_elastic:
-            from manyhands.control.lobby import Roll  # other jobs need none of it
+            from manyhands.control.lobby import Roster  # other jobs need none of it
 
             with contextlib.suppress(OSError):  # a full disk is no reason to end the job: the ranks wait a while for nothing
-                Roll(running, job.min_ranks or 1, job.most, job.nodes).write(self._guard.folder)
+                Roster(running, job.min_ranks or 1, job.most, job.nodes).write(self._guard.folder)
 
     def _mark(self, rank: int) -> Path:
         return self._guard.folder / f"member-{rank}"

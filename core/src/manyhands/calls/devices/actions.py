@@ -15,7 +15,7 @@ from manyhands.calls.devices.calls import Devices
 from manyhands.calls.devices.fast import PER_THREAD
 from manyhands.calls.devices.work import Underway
 from manyhands.calls.order.turns import Turns
-from manyhands.calls.request import Local, Message, Step
+from manyhands.calls.request import Local, Message, Operation
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
@@ -288,7 +288,7 @@ def launch_together(actions: Sequence[DeviceAction], deadline: Deadline) -> list
     return [action.underway(end) for action in actions]
 
 
-def collective(devices: Devices, step: Step, *, may_alias: bool) -> DeviceAction:
+def collective(devices: Devices, step: Operation, *, may_alias: bool) -> DeviceAction:
     """Prepare a collective.
 
     Raises
@@ -367,7 +367,7 @@ def message(devices: Devices, step: Message) -> DeviceAction:
     return DeviceAction(devices, ready, lambda: devices.knows_messages(sent, received), arrays, target, late, give)
 
 
-def _ready(devices: Devices, step: Step, source: DeviceArray, target: DeviceArray | None) -> Ready | None:
+def _ready(devices: Devices, step: Operation, source: DeviceArray, target: DeviceArray | None) -> Ready | None:
     if devices.channel is None:
         return None
 

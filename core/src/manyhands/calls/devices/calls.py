@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from manyhands.arrays.dtypes import dtype_code, dtype_name
-from manyhands.calls.devices.fast import FastDeviceCall
+from manyhands.calls.devices.fast import CachedDeviceCall
 from manyhands.calls.devices.kinds import DEVICE, Prepared, device_call, said_call
 from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.calls.failures import exchange_cards
 from manyhands.calls.order.ledger import Ledger
-from manyhands.calls.request import Request, Step
+from manyhands.calls.request import Operation, Request
 from manyhands.common.threads import Thread
 from manyhands.config.plugins import PluginManager
 from manyhands.contract.deadline import Deadline
@@ -196,7 +196,7 @@ class Devices:
     ) -> None:
         """Enqueue a call that all ranks have agreed on.
 
-        That is all that every call costs, beside `FastDeviceCall` and the launch itself.
+        That is all that every call costs, beside `CachedDeviceCall` and the launch itself.
 
         Parameters
         ----------
@@ -356,13 +356,13 @@ class Devices:
         assert self._watch is not None
         self._watch.follow(followed)
 
-    def remember(self, place: Hashable, step: Step, library: Library, *, in_place: bool) -> None:
+    def remember(self, place: Hashable, step: Operation, library: Library, *, in_place: bool) -> None:
         """Let the next call of a step's kind, which was just made, go the fast way."""
         prepared = self._kinds.get(step.request)
         if prepared is None or self._always or place in self._fast or step.shape is None or not library.is_stream_ordered:
             return
         assert self.channel is not None
-        self._fast[place] = FastDeviceCall(
+        self._fast[place] = CachedDeviceCall(
             self.ledger, self.launch, self.channel.device, prepared, library, step.shape, step.request.dtype, in_place=in_place
         )
         prepared.places.append(place)

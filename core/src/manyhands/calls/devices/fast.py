@@ -9,19 +9,19 @@ import numpy as np
 
 from manyhands.calls.devices.kinds import Prepared
 from manyhands.calls.order.ledger import Ledger
-from manyhands.calls.request import LONG_WAY
+from manyhands.calls.request import SLOW_PATH
 
 if TYPE_CHECKING:
     from manyhands.arrays.libraries import Library
 
-__all__ = ["PER_THREAD", "FastDeviceCall"]
+__all__ = ["PER_THREAD", "CachedDeviceCall"]
 
 PER_THREAD = 2
 """The handle of the default stream that each thread has for itself, where a program was started so. Libraries may launch on a thread of their
 own, which means another stream by it; so nothing is launched there."""
 
 
-class FastDeviceCall:
+class CachedDeviceCall:
     """One kind of call of one group, with arrays of one library.
 
     Parameters
@@ -70,7 +70,7 @@ class FastDeviceCall:
         """Return None: beside the caller's stream a call goes the long way."""
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
-        """Make the call, and return its result; `LONG_WAY` where it must go that.
+        """Make the call, and return its result; `SLOW_PATH` where it must go that.
 
         Parameters
         ----------
@@ -89,29 +89,29 @@ class FastDeviceCall:
         library, device = self._library, self._device
         source = library.address(array, device)
         if not source:
-            return LONG_WAY
+            return SLOW_PATH
         if out is None:
             # Not through `Library.empty`: what is given back is the array itself.
             target, result = library.fresh(self._shape, self._dtype, device)
         else:
             if type(out) is not type(array) or out.shape != self._shape or out.dtype != array.dtype:
-                return LONG_WAY
+                return SLOW_PATH
             target, result = library.address(out, device), out
             if (
                 not target
                 or (source != target and abs(source - target) < self._nbytes)
                 or (source == target and not self._in_place)
             ):
-                return LONG_WAY
+                return SLOW_PATH
         ledger = self._ledger
         if not ledger.take_if_free():
-            return LONG_WAY
+            return SLOW_PATH
         try:
             if not ledger.is_usable:
-                return LONG_WAY
+                return SLOW_PATH
             stream, keep = library.stream(device)
             if stream == PER_THREAD:
-                return LONG_WAY
+                return SLOW_PATH
             self._launch(self._prepared, source, target, stream, keep, timeout_s)
         finally:
             ledger.give()

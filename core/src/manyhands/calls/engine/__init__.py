@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from manyhands.calls.engine.adapter import Links
 from manyhands.calls.engine.execute import Executable, Patience
-from manyhands.calls.engine.program import Program, compile_program, peers_of
+from manyhands.calls.engine.program import CompiledSchedule, compile_program, peers_of
 
-__all__ = ["Executable", "Links", "Patience", "Program", "compile_program", "peers_of"]
+__all__ = ["CompiledSchedule", "Executable", "Links", "Patience", "compile_program", "peers_of"]

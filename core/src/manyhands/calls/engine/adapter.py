@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from manyhands.arrays.memory import aligned_empty
-from manyhands.calls.engine.program import Program
+from manyhands.calls.engine.program import CompiledSchedule
 from manyhands.calls.engine.scratch import shared_pool
 from manyhands.calls.engine.waiting import checked_mailbox, checked_transfer, checked_wait
 from manyhands.contract.backend import Mailbox, Sink, Transfer, Transport
@@ -61,7 +61,7 @@ def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox
     return box
 
 
-def cutting(transport: Transport, program: Program) -> Transport:
+def cutting(transport: Transport, program: CompiledSchedule) -> Transport:
     """Return what cuts the long messages of a program, for a transport that does not stream.
 
     What streams comes in multiples of 64 bytes, which need not be whole elements of a structured dtype. Those are cut, too.

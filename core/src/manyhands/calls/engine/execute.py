@@ -33,7 +33,7 @@ from manyhands.calls.engine.program import (
     SEND,
     WAIT,
     WORK,
-    Program,
+    CompiledSchedule,
 )
 from manyhands.calls.engine.scratch import shared_pool
 from manyhands.calls.engine.waiting import Waiter, checked_transfer
@@ -70,7 +70,7 @@ class Executable:
     Attributes
     ----------
     takes_any_layout
-        `Program.takes_any_layout`.
+        `CompiledSchedule.takes_any_layout`.
     compiled
         The program in its compiled form, which brings the scratch memory that it needs; None where there is none.
     """
@@ -91,7 +91,7 @@ class Executable:
         "takes_any_layout",
     )
 
-    def __init__(self, program: Program, transport: Transport, boxes: Mapping[int, Mailbox]) -> None:
+    def __init__(self, program: CompiledSchedule, transport: Transport, boxes: Mapping[int, Mailbox]) -> None:
         self._program = program
         whole = transport.streams and not 64 % max(1, program.dtype.itemsize)
         self._transport = transport if whole else cutting(transport, program)
@@ -320,7 +320,7 @@ class _Traffic:
             header, payload, is_long = queued.popleft()
 
 
-def _bound(program: Program, boxes: Mapping[int, Mailbox]) -> list[_Bound]:
+def _bound(program: CompiledSchedule, boxes: Mapping[int, Mailbox]) -> list[_Bound]:
     """Return the steps with all that does not depend on the call."""
     slots: dict[tuple[int, bool, int], tuple[Array, ...]] = {}
     bound: list[_Bound] = []
@@ -339,7 +339,7 @@ def _bound(program: Program, boxes: Mapping[int, Mailbox]) -> list[_Bound]:
     return bound
 
 
-def _compile(program: Program, boxes: Mapping[int, Mailbox], work: Array | None) -> tuple[Any, Callable[..., Any]]:
+def _compile(program: CompiledSchedule, boxes: Mapping[int, Mailbox], work: Array | None) -> tuple[Any, Callable[..., Any]]:
     """Return the compiled form of a program, and what reduces.
 
     The former is None where there is none: its messages are long, or C knows not its mailboxes or its reduction.
@@ -361,7 +361,7 @@ def _compile(program: Program, boxes: Mapping[int, Mailbox], work: Array | None)
     return made, combine or _no_reduction
 
 
-def _array(program: Program, count: int, memory: memoryview, offset: int = 0) -> Array:
+def _array(program: CompiledSchedule, count: int, memory: memoryview, offset: int = 0) -> Array:
     """Return an operand in some memory."""
     return np.ndarray((count,) if program.shape is None else program.shape, program.dtype, memory, offset)
 

@@ -4,7 +4,7 @@
 message is a short one, which goes through a mailbox, or a long one, which goes from and to the arrays themselves. A program knows no
 transport and no memory. So it is all that an interpreter needs to read: `manyhands.calls.engine.execute` is one.
 
-A `Step` is a tuple of these fields:
+An `Instruction` is a tuple of these fields:
 
 | field | what it is |
 |---|---|
@@ -65,9 +65,9 @@ __all__ = [
     "SEND",
     "WAIT",
     "WORK",
-    "Program",
+    "CompiledSchedule",
+    "Instruction",
     "Region",
-    "Step",
     "compile_program",
     "peers_of",
 ]
@@ -89,7 +89,7 @@ _Way = tuple[int, bool]
 """A peer as the schedule counts, and whether this rank sends to it or receives from it."""
 
 
-class Step(NamedTuple):
+class Instruction(NamedTuple):
     """What to do, as the table above says."""
 
     kind: int
@@ -102,7 +102,7 @@ class Step(NamedTuple):
     third: int = 0
 
 
-class Program(msgspec.Struct, frozen=True):
+class CompiledSchedule(msgspec.Struct, frozen=True):
     """What one rank does in a call.
 
     Attributes
@@ -125,7 +125,7 @@ class Program(msgspec.Struct, frozen=True):
         input is not read after the output was written.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
     regions: tuple[Region, ...]
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any]
@@ -153,7 +153,7 @@ def compile_program(
     shape: tuple[int, ...] | None,
     streams: bool,
     slot_bytes: int,
-) -> Program:
+) -> CompiledSchedule:
     """Bind a schedule to sizes.
 
     Parameters
@@ -235,7 +235,7 @@ class _Compiler:
 
     def compile(
         self, signature: CallSignature, channel: int, reduction: Reduction | None, slot_bytes: int, piece_bytes: int
-    ) -> Program:
+    ) -> CompiledSchedule:
         itemsize = self._dtype.itemsize
         long = self._long_ways(slot_bytes)
         waits = self._waits(long)
@@ -252,13 +252,13 @@ class _Compiler:
                 messages.append((sender, self._count(_payload(step)) * itemsize, numbers[way]))
                 numbers[way] += 1
         headers = zip(split_headers(signature, channel, messages), messages, strict=True)
-        made: list[Step] = []
+        made: list[Instruction] = []
         for index in self._order:
             if index in elsewhere:
                 continue
             step, following = self._steps[index], merged.get(index)
             for each in (index,) if following is None else (index, following):
-                made += [Step(WAIT, self._ranks[peer], first=count) for peer, count in waits[each].items()]
+                made += [Instruction(WAIT, self._ranks[peer], first=count) for peer, count in waits[each].items()]
             if not isinstance(step, Send | Recv | RecvReduce):
                 made += self._local(index)
                 continue
@@ -266,8 +266,8 @@ class _Compiler:
             kind, *operands = self._message(step, None if following is None else self._steps[following])
             if nbytes and _way(step) in long:
                 kind += LONG_SEND - SEND
-            made.append(Step(kind, self._ranks[step.peer], *header, nbytes, *operands))
-        return Program(
+            made.append(Instruction(kind, self._ranks[step.peer], *header, nbytes, *operands))
+        return CompiledSchedule(
             steps=tuple(made),
             regions=tuple(self._regions),
             shape=self._shape,
@@ -291,14 +291,14 @@ class _Compiler:
         region = self._region(ref)
         return region[0] if self._shape is not None and region[0] != WORK else self._position[region]
 
-    def _local(self, index: int) -> list[Step]:
+    def _local(self, index: int) -> list[Instruction]:
         """Return what a step without a message becomes; nothing where it has nothing to do."""
         if self._writes[index]:
             match self._steps[index]:
                 case Reduce(target, left, right):
-                    return [Step(REDUCE, -1, first=self._at(left), second=self._at(right), third=self._at(target))]
+                    return [Instruction(REDUCE, -1, first=self._at(left), second=self._at(right), third=self._at(target))]
                 case Copy(target, source):
-                    return [Step(COPY, -1, first=self._at(source), second=self._at(target))]
+                    return [Instruction(COPY, -1, first=self._at(source), second=self._at(target))]
         return []
 
     def _message(self, step: _Message, following: listed.Step | None) -> tuple[int, ...]:

@@ -15,11 +15,11 @@ from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import Array, contiguous, divide, given, placed
 from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, exchange_cards, guarded
-from manyhands.calls.host.fast import FastCall
+from manyhands.calls.host.fast import CachedCall
 from manyhands.calls.host.plans import VECTOR, Plan, Plans
 from manyhands.calls.order.ledger import Ledger
 from manyhands.calls.order.turns import Turns
-from manyhands.calls.request import Local, Request, Step, Tell
+from manyhands.calls.request import Local, Operation, Request, SizeExchange
 from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
 from manyhands.contract.deadline import Deadline
@@ -63,7 +63,7 @@ class HostPath:
         self.plans: Plans = Plans(job, members, plugins, selector)
         self.moves: bool = job.backend is None or "cpu" in job.backend.memory
 
-    def prepare(self, step: Step) -> HostAction:
+    def prepare(self, step: Operation) -> HostAction:
         """Find the memory that a step works on; raises as `placed`."""
         source, out = step.source, step.out
         assert not isinstance(source, DeviceArray)
@@ -113,7 +113,7 @@ class HostPath:
         finally:
             ledger.end(record)
 
-    def tell(self, told: Tell, deadline: Deadline) -> Array:
+    def tell(self, told: SizeExchange, deadline: Deadline) -> Array:
         """Let the ranks tell each other numbers; return those that this rank is told. Raises as `run`."""
         if told.by_store:
             return self._tell_by_store(told, deadline)
@@ -122,7 +122,7 @@ class HostPath:
         self.run(told.request, told.numbers if is_sent else np.empty(0, heard.dtype), heard, deadline)
         return heard
 
-    def fast(self, action: HostAction) -> FastCall | None:
+    def fast(self, action: HostAction) -> CachedCall | None:
         """Return the way that calls such as a prepared one go, where they have one and the group may be used; the plan is made now if need be."""
         step, request = action.step, action.step.request
         if not step.is_repeatable or step.give is not None or self._job.runtime.is_simulated or not self.ledger.is_usable:
@@ -131,7 +131,7 @@ class HostPath:
             self._plugins.load_extensions()
         if not self.moves and request.collective is Collective.BARRIER:
             return None
-        return FastCall(
+        return CachedCall(
             self._job,
             self._members,
             self.ledger,
@@ -207,7 +207,7 @@ class HostPath:
                 )
         return [each for _, _, each in told]
 
-    def _tell_by_store(self, told: Tell, deadline: Deadline) -> Array:
+    def _tell_by_store(self, told: SizeExchange, deadline: Deadline) -> Array:
         what, root, rank, mine = told.request.name, told.request.root, self._members.rank, told.numbers
         is_broadcast = told.request.collective is Collective.BROADCAST
         card = mine.tobytes() if not is_broadcast or rank == root else b""
@@ -240,9 +240,9 @@ class HostAction:
 
     __slots__ = ("_path", "source", "step", "target", "turns")
 
-    def __init__(self, path: HostPath, step: Step, source: Array, target: Array) -> None:
+    def __init__(self, path: HostPath, step: Operation, source: Array, target: Array) -> None:
         self._path = path
-        self.step: Step = step
+        self.step: Operation = step
         self.source: Array = source
         self.target: Array = target
         self.turns: tuple[Turns, ...] = (path.ledger,)
@@ -275,9 +275,9 @@ class TellAction:
 
     __slots__ = ("_path", "told", "turns")
 
-    def __init__(self, path: HostPath, told: Tell) -> None:
+    def __init__(self, path: HostPath, told: SizeExchange) -> None:
         self._path = path
-        self.told: Tell = told
+        self.told: SizeExchange = told
         self.turns: tuple[Turns, ...] = (path.ledger,)
 
     def run(self, deadline: Deadline) -> Array:

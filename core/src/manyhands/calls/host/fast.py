@@ -21,13 +21,13 @@ from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, guarded
 from manyhands.calls.host.plans import Plan
 from manyhands.calls.order.ledger import Ledger
-from manyhands.calls.request import LONG_WAY, Later
+from manyhands.calls.request import SLOW_PATH, Later
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.header import CallSignature
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["FastCall", "example"]
+__all__ = ["CachedCall", "example"]
 
 _ndarray, _empty, _share, _now = np.ndarray, np.empty, np.may_share_memory, time.monotonic
 _Run = Callable[[Array, Array, int, Patience], None]
@@ -38,7 +38,7 @@ def example(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(_empty((), dtype), shape)
 
 
-class FastCall:
+class CachedCall:
     """One kind of call of one group, with arrays of one dtype and shape.
 
     Parameters
@@ -117,7 +117,7 @@ class FastCall:
         self._timeout_s = 0.0  # of the call that has its turn
 
     def run(self, array: Array, out: object, timeout_s: float) -> Any:
-        """Make the call, and return its result; `LONG_WAY` where it must go that.
+        """Make the call, and return its result; `SLOW_PATH` where it must go that.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class FastCall:
         """
         target = self.target(array, out)
         if target is None:
-            return LONG_WAY
+            return SLOW_PATH
         return self._carry_out(array, target, timeout_s, self._ledger.enter, self._run, gives_turn=True)
 
     def later(self, array: Array, out: object) -> Later | None:
@@ -209,7 +209,7 @@ class FastCall:
             try:
                 number = enter(signature)
                 if number < 0:
-                    return LONG_WAY
+                    return SLOW_PATH
                 self._timeout_s = timeout_s
                 run(array if self._gives else self._nothing, target, number, self._patience)
             except BaseException as error:

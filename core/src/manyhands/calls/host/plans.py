@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from manyhands.arrays.memory import Array
-from manyhands.calls.engine import Executable, Links, Patience, Program, compile_program
+from manyhands.calls.engine import CompiledSchedule, Executable, Links, Patience, compile_program
 from manyhands.calls.request import Request
 from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
@@ -96,7 +96,7 @@ class Plan(msgspec.Struct):
     signature: CallSignature
     links: Links
     peers: frozenset[int]
-    program: Callable[[int], Program]
+    program: Callable[[int], CompiledSchedule]
     carrier: str
     nbytes: int
     divisor: int

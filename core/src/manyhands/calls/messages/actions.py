@@ -16,7 +16,7 @@ from manyhands.arrays.memory import NOTHING, Array, contiguous, copy_of, given, 
 from manyhands.calls.engine.adapter import mailbox_of
 from manyhands.calls.engine.waiting import StallCallback
 from manyhands.calls.failures import guarded
-from manyhands.calls.messages.fast import End, FastExchange, FastRecv, FastSend
+from manyhands.calls.messages.fast import CachedExchange, CachedRecv, CachedSend, End
 from manyhands.calls.messages.point_to_point import AT_BEGINNING, OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
 from manyhands.calls.order.ledger import Direction, Ledger
 from manyhands.calls.order.turns import Turns
@@ -97,24 +97,24 @@ class MessagePath:
         kinds = direction.kinds if signature is ARRAY else None
         return Incoming(direction.rank, self._channel, number, out, signature, kinds)
 
-    def fast(self, action: MessageAction, array: Array) -> FastSend | FastRecv | FastExchange | None:
+    def fast(self, action: MessageAction, array: Array) -> CachedSend | CachedRecv | CachedExchange | None:
         """Return the fast way of a message that was just moved, where it has one."""
         sending, receiving, kind = action.sending, action.receiving, (array.dtype, array.shape)
         if self._transport is None or self.job.runtime.is_simulated or not action.is_repeatable:
             return None
-        send: FastSend | None = None
+        send: CachedSend | None = None
         if sending is not None:
             # In this order: another thread may send what lets the direction forget the kind.
             forgotten, tag = sending.kinds.forgotten, sending.kinds.tag(kind)
             if tag is None:
                 return None
-            send = FastSend(self._end(self._transport, sending, action.what.of(array.nbytes)), kind, tag, forgotten)
-        recv = None if receiving is None else FastRecv(self._end(self._transport, receiving, action.what))
+            send = CachedSend(self._end(self._transport, sending, action.what.of(array.nbytes)), kind, tag, forgotten)
+        recv = None if receiving is None else CachedRecv(self._end(self._transport, receiving, action.what))
         if send is None or recv is None or receiving is None:
             return send or recv
         assert sending is not None
         rest = partial(self._exchange, sending, receiving, action.what)
-        return FastExchange(send, recv, action.what, self._end(self._transport, receiving, action.what), rest)
+        return CachedExchange(send, recv, action.what, self._end(self._transport, receiving, action.what), rest)
 
     def _end(self, transport: Transport, direction: Direction, what: Words) -> End:
         return End(

@@ -17,14 +17,14 @@ from manyhands.calls.failures import again, guarded
 from manyhands.calls.host.fast import example
 from manyhands.calls.messages.point_to_point import AT_BEGINNING, FIRST_BYTES, OPENED, OPENING_BYTES, TAG_BYTES, Kind
 from manyhands.calls.order.ledger import Direction, Ledger
-from manyhands.calls.request import ARRAY, LONG_WAY, Later
+from manyhands.calls.request import ARRAY, SLOW_PATH, Later
 from manyhands.contract.backend import Mailbox, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.header import pack_header, split_header
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["End", "FastExchange", "FastRecv", "FastSend"]
+__all__ = ["CachedExchange", "CachedRecv", "CachedSend", "End"]
 
 _ndarray = np.ndarray
 _now = time.monotonic
@@ -110,7 +110,7 @@ class _Fast(ABC):
         return (self._name, self.turns, partial(self._in_turn, array, out)) if self._fits(array, out) else None
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
-        """Make the call, and return what came, in ``out`` or as a new array; `LONG_WAY` where it must go that.
+        """Make the call, and return what came, in ``out`` or as a new array; `SLOW_PATH` where it must go that.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class _Fast(ABC):
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
         if not self._fits(array, out):
-            return LONG_WAY
+            return SLOW_PATH
         return self._carry_out(array, out, timeout_s, self.turns.enter, self._go, gives_turn=True)
 
     def go_on(self, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
@@ -167,7 +167,7 @@ class _Fast(ABC):
         try:
             number = enter(self._what)
             if number < 0:
-                return LONG_WAY
+                return SLOW_PATH
             return go(array, out, number, timeout_s)
         except BaseException as error:
             if number < 0:
@@ -208,7 +208,7 @@ class _Slow:
         self._end.ledger.report_message_wait(self._record, self._messages, peers)
 
 
-class FastSend(_Fast):
+class CachedSend(_Fast):
     """Sends to one rank, of one dtype and shape.
 
     Parameters
@@ -269,7 +269,7 @@ class FastSend(_Fast):
         return made
 
 
-class FastRecv(_Fast):
+class CachedRecv(_Fast):
     """Receives from one rank. Arrays that travel in their opening alone are fast; what else comes goes on from there the long way."""
 
     __slots__ = ("_known", "_learns")
@@ -341,7 +341,7 @@ class FastRecv(_Fast):
         return array
 
 
-class FastExchange:
+class CachedExchange:
     """Sends to one rank and receives from one, at once, where what is sent travels in its opening alone.
 
     Parameters
@@ -358,7 +358,7 @@ class FastExchange:
 
     __slots__ = ("_end", "_move", "_recv", "_send", "_what")
 
-    def __init__(self, send: FastSend, recv: FastRecv, what: object, end: End, move: Callable[..., Array]) -> None:
+    def __init__(self, send: CachedSend, recv: CachedRecv, what: object, end: End, move: Callable[..., Array]) -> None:
         self._move = move
         self._send = send
         self._recv = recv
@@ -367,11 +367,11 @@ class FastExchange:
 
     @property
     def is_stale(self) -> bool:
-        """As for `FastSend`."""
+        """As for `CachedSend`."""
         return self._send.is_stale
 
     def run(self, array: Array, out: Any, timeout_s: float) -> Any:
-        """Exchange arrays; return the one that came, in ``out`` or as a new one. `LONG_WAY` where it must go that.
+        """Exchange arrays; return the one that came, in ``out`` or as a new one. `SLOW_PATH` where it must go that.
 
         Raises
         ------
@@ -379,7 +379,7 @@ class FastExchange:
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
         if not self._send.is_short or (out is not None and not (type(out) is _ndarray and out.flags.carray)):
-            return LONG_WAY
+            return SLOW_PATH
         return self._carry_out(array, out, timeout_s, self._enter, self._go)
 
     def _enter(self) -> tuple[int, int]:
@@ -405,7 +405,7 @@ class FastExchange:
         received = -1
         try:
             sent, received = enter()
-            return LONG_WAY if received < 0 else go(array, out, (sent, received), timeout_s)
+            return SLOW_PATH if received < 0 else go(array, out, (sent, received), timeout_s)
         except BaseException as error:
             if received < 0:
                 raise

@@ -144,7 +144,7 @@ class Ledger(Turns):
         self._making = threading.Lock()
         self._record: Record | None = None
         # Whoever still holds a closed group is told so; once nobody does, its number need not be known any more.
-        weakref.finalize(self, job.left.discard, members.number).atexit = False
+        weakref.finalize(self, job.closed_groups.discard, members.number).atexit = False
         job.control.counted.calls[members.channel] = books
         job.control.counted.members[members.channel] = tuple(members.ranks)
 
@@ -169,7 +169,7 @@ class Ledger(Turns):
     def is_usable(self) -> bool:
         """Whether calls may be made; where not, `check` says why."""
         job = self._job
-        return not (job.closed or self._control.verdict or self._number in job.left)
+        return not (job.closed or self._control.verdict or self._number in job.closed_groups)
 
     def check(self, operation: object = None, sequence: int | None = None) -> None:
         """Refuse a call, the operation ``str(operation)`` #``sequence``, on a group that is closed or whose job has failed.
@@ -182,12 +182,12 @@ class Ledger(Turns):
             The first cause of the job's failure.
         """
         job = self._job
-        if not (job.closed or self._number in job.left or self._control.verdict):
+        if not (job.closed or self._number in job.closed_groups or self._control.verdict):
             return
         name = None if operation is None else str(operation)  # made up only now
         if job.closed:
             raise job.closed_error(operation=name, sequence=sequence)
-        if self._number in job.left:
+        if self._number in job.closed_groups:
             text = f"group {self._number} is closed; make another one with split() or subgroup()"
             raise ClosedError(text, rank=job.rank, operation=name, sequence=sequence)
         raise self._control.error(name, sequence)
@@ -240,7 +240,13 @@ class Ledger(Turns):
     def enter(self, signature: CallSignature) -> int:
         """Begin a call now: its turn, its number, and its place in the recorder. Return the number; -1 where it must go the long way."""
         job, books = self._job, self.books
-        if job.closed or self._control.verdict or self._number in job.left or self._plugins.observed or not books.take():
+        if (
+            job.closed
+            or self._control.verdict
+            or self._number in job.closed_groups
+            or self._plugins.observed
+            or not books.take()
+        ):
             return -1
         try:
             return books.begin(signature)
