@@ -6,7 +6,7 @@ A call of one step is that step; another one is a program. It runs to its first 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,8 @@ class CallBuilder:
     ----------
     arguments
         What checks ranks and counts.
+    makers
+        By the name of a call, what makes its operation from the array, ``out`` and the other arguments of its key.
     """
 
     def __init__(self, job: Job, members: Members, paths: Paths, settings: Settings) -> None:
@@ -72,6 +74,24 @@ class CallBuilder:
         )
         self._reproducible = settings.reproducible
         self._described: dict[tuple[np.dtype[Any], tuple[int, ...]], Array] = {}
+        self.makers: dict[str, Callable[..., Operation | CallSteps]] = {
+            "all_gather": self.all_gather,
+            "all_reduce": self.all_reduce,
+            "all_to_all": self.all_to_all,
+            "barrier": self.barrier,
+            "broadcast": self.broadcast,
+            "exscan": self.exscan,
+            "gather": self.gather,
+            "recv": self.recv,
+            "reduce": self.reduce,
+            "reduce_scatter": self.reduce_scatter,
+            "scan": self.scan,
+            "scatter": self.scatter,
+            "scatter_part": self.scatter_part,
+            "scatter_shape": self.scatter_shape,
+            "send": self.send,
+            "sendrecv": self.sendrecv,
+        }
 
     # Collectives of one step
 

@@ -160,16 +160,16 @@ class Calls:
         self._members = members
         self._paths = paths
         self._ledger = paths.ledger
-        self._programs = CallBuilder(job, members, paths, settings)
+        self._builder = CallBuilder(job, members, paths, settings)
         self._timeout_s = settings.timeout_s
         self._callbacks = Turns(job.runtime)
         self._fast = paths.fast
         self._compiled: dict[Hashable, Any] = {}
         self._table: dict[Key, list[Any]] = {}
-        self._call: Callable[[Key, Any, Any, float | None], Any] = self._call_python
         if paths.native is not None:
             whose = job, job.control, job.closed_groups, members.number, paths.plugins, float(settings.timeout_s)
-            self._call = paths.native.Caller(self._table, self._call_python, self._go_on, *whose).call
+            # C answers for calls that it knows, and hands all others to the method.
+            self._call = paths.native.Caller(self._table, self._call, self._go_on, *whose).call  # type: ignore[method-assign]
         # Where the first step tells whether the arrays are on devices, or time is simulated, a scatter is one program.
         self._steps_stay_together = job.runtime.is_simulated or paths.devices.channel is not None or not paths.host.moves
         watches = settings.check_inputs or job.runtime.is_simulated
@@ -177,7 +177,7 @@ class Calls:
 
     # From a key to what carries the call out
 
-    def _call_python(self, key: Key, array: Any, out: Any, timeout_s: float | None) -> Any:
+    def _call(self, key: Key, array: Any, out: Any, timeout_s: float | None) -> Any:
         """Make a call and wait for its result: the fast way where one like it was made before. C comes here with all that it does not know."""
         place: Any
         try:
@@ -237,7 +237,7 @@ class Calls:
         told: Any = NOTHING
         if self._members.rank == root:
             may = type(array) is _ndarray and counts is None and array.flags.c_contiguous
-            told = self._programs.described(array) if may else None
+            told = self._builder.described(array) if may else None
         else:
             array = NOTHING
         if told is None or counts is not None or self._steps_stay_together or (out is not None and type(out) is not _ndarray):
@@ -280,7 +280,7 @@ class Calls:
     def _start(self, key: Key, place: Hashable, array: Any, out: Any) -> Call:
         """Check the arguments of a call, and make its first step ready."""
         name: str = key[0]
-        make = partial(getattr(self._programs, name), array, out, *key[1:])
+        make = partial(self._builder.makers[name], array, out, *key[1:])
         call = Call(self._job, self._members, self._paths, _CALLED.get(name, name), make)
         if place is not None and isinstance(call.action, DeviceAction) and isinstance(call.step, Operation):
             remember = partial(self._paths.devices.remember, place, call.step, call.action.library)
@@ -334,7 +334,7 @@ class Calls:
 
     def _rank_of(self, root: int) -> int:
         """Return the rank that is given as ``root=``, as Python's own integer; raises as `Arguments.rank`."""
-        return self._programs.arguments.rank(root, "root")
+        return self._builder.arguments.rank(root, "root")
 
     # Now, or in the background
 

@@ -107,7 +107,7 @@ class Batch:
         on_failure_seen: Callable[[], None],
     ) -> None:
         self._issue = issue
-        self._programs = programs
+        self._builder = programs
         self._paths = paths
         self._job = job
         self._turns = turns
@@ -170,9 +170,9 @@ class Batch:
         """
         if self._state != "open":
             raise UsageError("a batch takes calls only inside its block: with group.coalesce() as batch: ...")
-        source, target, give = taken = self._programs.take("all_reduce", array, out)
+        source, target, give = taken = self._builder.take("all_reduce", array, out)
         if isinstance(source, DeviceArray):
-            action = self._paths.prepare(self._programs.all_reduce_of(taken, op, reproducible))
+            action = self._paths.prepare(self._builder.all_reduce_of(taken, op, reproducible))
             assert isinstance(action, DeviceAction)
             later = _DeviceBatchWork(_NAME, self._turns, self._on_failure_seen, self._job, DeviceWatch.of(self._job))
             self._on_devices.append(_DeviceEntry(action, later))
@@ -181,7 +181,7 @@ class Batch:
         reduction = resolve_op(op, source.dtype, source)
         if target is not None:
             check_out(target, source.shape, source.dtype)
-        key = (source.dtype, reduction, self._programs.is_fixed(reproducible))
+        key = (source.dtype, reduction, self._builder.is_fixed(reproducible))
         work = _BatchWork(_NAME, self._turns, self._on_failure_seen)
         self._entries.setdefault(key, []).append(_Entry(source, target, give, work))
         return work
@@ -285,7 +285,7 @@ class BatchCalls(Calls):
                 call = _BatchCall(self._job, self._members, self._paths, messages)
                 self._later(call, timeout_s, writes=outs)
 
-        return Batch(issue, self._programs, self._paths, self._job, self._callbacks, self._saw)
+        return Batch(issue, self._builder, self._paths, self._job, self._callbacks, self._saw)
 
     def _issue_on_devices(self, entries: list[_DeviceEntry], timeout_s: float | None, *, wait: bool) -> None:
         """Enqueue all_reduces as one, on the caller's stream or beside it."""

@@ -360,7 +360,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         """
         if not hasattr(ranks, "__iter__"):
             raise UsageError(f"ranks must be a list of ranks of this group, and {ranks!r} was given")
-        chosen = tuple(self._programs.arguments.rank(rank, "a member of ranks") for rank in ranks)
+        chosen = tuple(self._builder.arguments.rank(rank, "a member of ranks") for rank in ranks)
         if not chosen or len(set(chosen)) != len(chosen):
             raise UsageError(f"ranks must name at least one rank, and each once, and {list(ranks)} was given")
         deadline = self._begin(timeout_s)

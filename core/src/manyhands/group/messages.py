@@ -43,7 +43,7 @@ class MessageCalls(Calls):
             ``dest`` is this rank.
         """
         if type(dest) is not int:
-            dest = self._programs.arguments.peer_or_nobody(dest, "dest")
+            dest = self._builder.arguments.peer_or_nobody(dest, "dest")
         self._call(("send", dest), array, None, timeout_s)
 
     @overload
@@ -78,7 +78,7 @@ class MessageCalls(Calls):
             ``source`` is this rank.
         """
         if type(source) is not int:
-            source = self._programs.arguments.peer_or_nobody(source, "source")
+            source = self._builder.arguments.peer_or_nobody(source, "source")
         received: Array | None = self._call(("recv", source), NOTHING, out, timeout_s)
         return received
 

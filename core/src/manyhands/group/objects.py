@@ -284,11 +284,11 @@ class ObjectCalls(Calls):
     # Programs: the sizes of the objects travel first
 
     def _sending(self, obj: object, dest: int) -> CallSteps:
-        peer = self._programs.arguments.peer(dest, "dest")
+        peer = self._builder.arguments.peer(dest, "dest")
         yield Message(np.frombuffer(pack(obj, "send_object"), _BYTE), peer, None, None, signature=_MESSAGE)
 
     def _receiving(self, source: int, kind: Any) -> CallSteps:
-        peer = self._programs.arguments.peer(source, "source")
+        peer = self._builder.arguments.peer(source, "source")
         unpacker: Unpacker[Any] = Unpacker(kind, "recv_object")
         return unpacker.unpack((yield Message(None, None, None, peer, signature=_MESSAGE)), source)
 
