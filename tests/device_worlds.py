@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import fake_cupy
+from fake_gpu import fake_cuda, fake_cupy
 from fake_gpu.fake_nccl import FakeNccl
 from waiting import until
 from worlds import must, thread_world
 
 from manyhands.api import Group
 from manyhands_nccl import plugin
-from manyhands_nccl._nccl import wait_for_ends
+from manyhands_nccl.communicator import destroy_revoked, wait_for_ends
 
 __all__ = ["BACKENDS", "HYBRID", "NCCL", "Clock", "Watched", "clock", "gpu_world", "gpus", "mine", "ranks", "watched"]
 
@@ -36,6 +36,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     yield fake
     fake.release()
+    wait_for_ends()
+    destroy_revoked()  # as if the survivors had met again
     wait_for_ends()
     assert fake.open_communicators() == 0
     fake_cupy.shut_down()
@@ -70,21 +72,19 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._recorded: set[tuple[str, int]] = set()
         self._looks: dict[str, int] = {}
-        runtime = fake_cupy.cuda.runtime
-        record, query = runtime.eventRecord, runtime.eventQuery
+        record, query = fake_cuda.event_record, fake_cuda.event_query
 
-        def recording(event: int, stream: int) -> Any:
-            found = record(event, stream)
+        def recording(event: int, stream: int) -> None:
+            record(event, stream)
             self._recorded.add((threading.current_thread().name, stream))
-            return found
 
-        def asking(event: int) -> Any:
+        def asking(event: int) -> int:
             name = threading.current_thread().name
             self._looks[name] = self._looks.get(name, 0) + 1
             return query(event)
 
-        monkeypatch.setattr(runtime, "eventRecord", recording)
-        monkeypatch.setattr(runtime, "eventQuery", asking)
+        monkeypatch.setattr(fake_cuda, "event_record", recording)
+        monkeypatch.setattr(fake_cuda, "event_query", asking)
 
     def until_marked(self, rank: int, stream: int) -> None:
         """Wait until the watch of a rank has a point on a stream to look at."""

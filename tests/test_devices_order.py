@@ -128,7 +128,7 @@ def test_an_error_of_the_device_ends_the_job_and_nobodys_watch(gpus: FakeNccl, m
     def fails(handle: int) -> int:
         return 700 if broken else query(handle)
 
-    monkeypatch.setattr(cupy.cuda.runtime, "eventQuery", fails)
+    monkeypatch.setattr(fake_cuda, "event_query", fails)
 
     def program(group: Group) -> None:
         group.all_reduce_async(mine(group)).synchronize()

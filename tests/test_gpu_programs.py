@@ -18,7 +18,7 @@ from worlds import must
 
 import manyhands as mh
 from manyhands.api import Group
-from manyhands_nccl._nccl import wait_for_ends
+from manyhands_nccl.communicator import wait_for_ends
 
 __all__ = ["gpus"]
 

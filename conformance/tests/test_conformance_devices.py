@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from device_worlds import HYBRID, gpus
-from fake_gpu import fake_nccl
+from fake_gpu import fake_communicator
 from fake_gpu.fake_nccl import FakeNccl
 
 from manyhands_conformance import Check, WorldMaker, all_checks, run_check
@@ -24,8 +24,8 @@ def test_nccl_conforms_on_gpus(gpus: FakeNccl, check: Check, backend: str) -> No
 
 
 def test_a_wrong_sum_on_a_gpu_is_found(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fake_nccl._reduced
-    monkeypatch.setattr(fake_nccl, "_reduced", lambda parts, op: right(parts[:1], op))
+    right = fake_communicator._reduced
+    monkeypatch.setattr(fake_communicator, "_reduced", lambda parts, op: right(parts[:1], op))
     worlds = WorldMaker("nccl", ranks=2, quick=True)
     result = run_check(next(each for each in DEVICE if each.name == "collectives"), worlds)
     worlds.rest()

@@ -39,6 +39,7 @@ __all__ = [
     "get_device_count",
     "held",
     "is_capturing",
+    "make_context",
     "set_device",
     "shut_down",
     "start_up",
@@ -282,6 +283,11 @@ def contexts() -> set[int]:
     return set(_machine.contexts)
 
 
+def make_context(device: int) -> None:
+    """Make the context of a device, which does not make the device current."""
+    _machine.contexts.add(device)
+
+
 class CUDADriverError(RuntimeError):
     """As CuPy's."""
 
@@ -482,11 +488,11 @@ def _check_not_capturing(stream: _Stream) -> None:
         _check_implicit(stream)
 
 
-def _check_implicit(stream: _Stream) -> None:
+def _check_implicit(stream: _Stream, *, spoils: bool = True) -> None:
     """Refuse the legacy default stream while a blocking stream of the device is capturing."""
     for other in _machine.all_streams():
         if other.capture is not None and other.is_blocking and other.device == stream.device:
-            other.capture.is_invalid = True
+            other.capture.is_invalid |= spoils
             raise CUDARuntimeError(906)
 
 
@@ -520,7 +526,7 @@ def is_capturing(handle: int) -> bool:
     with _machine.lock:
         stream = _machine.stream(handle)
         if stream.handle == 0:
-            _check_implicit(stream)
+            _check_implicit(stream, spoils=False)
         return stream.capture is not None
 
 

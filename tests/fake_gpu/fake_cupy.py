@@ -19,6 +19,7 @@ from fake_gpu.fake_cuda import CUDARuntimeError, begin_capture, end_capture, enq
 from fake_gpu.fake_cupy_array import Capsule, array, asarray, asnumpy, copyto, empty, empty_like, from_dlpack, ndarray
 from fake_gpu.fake_cupy_cuda import cuda, forget_streams, get_current_stream, pinned
 from fake_gpu.fake_cupy_functions import FUNCTIONS, fft, linalg
+from fake_gpu.fake_driver import FakeDriver
 
 __version__ = "14.2.0"
 
@@ -30,7 +31,7 @@ issubdtype nan newaxis number pi result_type signedinteger uint8 uint16 uint32 u
 
 
 def install(monkeypatch: pytest.MonkeyPatch, devices: int = 2) -> types.ModuleType:
-    """Let ``import cupy`` find this module, on a machine with so many devices, until the test ends; return it.
+    """Let ``import cupy`` find this module, and ``libcuda.so.1`` be a fake, on a machine with so many devices, until the test ends; return it.
 
     Call `shut_down` when the test ends.
     """
@@ -39,6 +40,7 @@ def install(monkeypatch: pytest.MonkeyPatch, devices: int = 2) -> types.ModuleTy
     modules = {"cupy": _MODULE, "cupy.cuda": cuda, "cupy.cuda.runtime": cuda.runtime, "cupy.cuda.device": cuda.device}
     for name, module in {**modules, "cupy.linalg": linalg, "cupy.fft": fft}.items():
         monkeypatch.setitem(sys.modules, name, module)
+    FakeDriver().install(monkeypatch)
     return _MODULE
 
 

@@ -13,21 +13,18 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fake_gpu import fake_cuda
+from fake_gpu.fake_communicator import PATIENCE_S, UNSET, Call, Meeting, RankSide
 
 __all__ = ["FakeNccl"]
 
-_PATIENCE_S = 30.0
-_UNSET = -2147483648
-_IN_PROGRESS, _INVALID_ARGUMENT, _INVALID_USAGE = 7, 4, 5
+_IN_PROGRESS, _INVALID_ARGUMENT, _INVALID_USAGE, _REMOTE = 7, 4, 5, 6
 _ERRORS = {
     1: "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
     2: "unhandled system error (run with NCCL_DEBUG=INFO for details)",
@@ -43,9 +40,6 @@ _NAMES = dict(
         "Success UnhandledCudaError SystemError InternalError InvalidArgument InvalidUsage RemoteError InProgress Timeout".split()
     )
 )
-_DTYPES = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64".split()
-_LOW_PRECISION = {9: "bfloat16", 10: "float8_e4m3fn", 11: "float8_e5m2"}
-_SUM, _PRODUCT, _MAX, _MIN, _MEAN = range(5)
 _SHORT = 3
 """How often one asks until a call is done that is in progress."""
 
@@ -65,7 +59,7 @@ class Config:
 
     def __init__(self) -> None:
         self.ptr = next(_addresses)
-        self.blocking = self.max_ctas = self.launch_order_implicit = _UNSET
+        self.blocking = self.max_ctas = self.launch_order_implicit = UNSET
         _configs[self.ptr] = self
 
 
@@ -93,157 +87,6 @@ class Comm:
 
     def __init__(self, handle: int = 0) -> None:
         self.handle = handle
-
-
-@dataclass(eq=False)
-class _Meeting:
-    """What all ranks of a communicator share."""
-
-    size: int
-    members: set[int] = field(default_factory=set)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    collectives: dict[int, dict[int, _Part]] = field(default_factory=dict)
-    done: dict[int, int] = field(default_factory=dict)
-    messages: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What one rank brings to a collective."""
-
-    what: tuple[Any, ...]
-    data: np.ndarray[Any, Any] | None
-
-
-@dataclass
-class _Call:
-    """A call on its way to a stream."""
-
-    kind: str
-    source: int
-    target: int
-    count: int
-    type: int
-    op: int = -1
-    peer: int = -1
-
-    @property
-    def what(self) -> tuple[Any, ...]:
-        return self.kind, self.count, self.type, self.op, self.peer
-
-
-class _Rank:
-    """A rank's side of a communicator."""
-
-    def __init__(self, meeting: _Meeting, rank: int, config: Config | None) -> None:
-        self.meeting = meeting
-        self.rank = rank
-        self.device = fake_cuda.get_device()
-        self.max_ctas = _UNSET if config is None else config.max_ctas
-        self.is_ordered = config is not None and config.launch_order_implicit == 1
-        self.is_blocking = config is None or config.blocking != 0
-        self.error = 0
-        self.pending: Callable[[], bool] | None = None
-        self.is_aborted = False
-        self.is_freed = False
-        self.is_connected = False
-        self.busy = threading.Lock()
-        self.completing = threading.Lock()
-        self.last: tuple[int, int] | None = None
-        self.counts: dict[str, itertools.count[int]] = {}
-
-    def number(self, what: str) -> int:
-        return next(self.counts.setdefault(what, itertools.count()))
-
-    def wait(self, condition: Callable[[], bool]) -> bool:
-        """Wait for the others, as a kernel does; tell whether to go on."""
-        with self.meeting.changed:
-            came = self.meeting.changed.wait_for(lambda: self.is_aborted or condition(), _PATIENCE_S)
-        assert came, "a kernel of NCCL hangs, and nobody aborts it"
-        return not self.is_aborted
-
-    def run(self, calls: list[_Call]) -> None:
-        """Be the kernel: give all, then take all."""
-        taken = [self._give(call) for call in calls]
-        for take in taken:
-            take()
-
-    def _give(self, call: _Call) -> Callable[[], None]:
-        width = _dtype(call.type).itemsize
-        meeting, rank = self.meeting, self.rank
-        if call.kind == "send":
-            key = (rank, call.peer, self.number(f"to {call.peer}"))
-            with meeting.changed:
-                meeting.messages[key] = _read(call.source, call.count * width).tobytes()
-                meeting.changed.notify_all()
-            return lambda: None
-        if call.kind == "recv":
-            key = (call.peer, rank, self.number(f"from {call.peer}"))
-            return lambda: self._receive(key, call, width)
-        number = self.number("collectives")
-        part = _Part(call.what, self._input(call, width))
-        with meeting.changed:
-            meeting.collectives.setdefault(number, {})[rank] = part
-            meeting.changed.notify_all()
-        return lambda: self._take(number, call)
-
-    def _input(self, call: _Call, width: int) -> np.ndarray[Any, Any] | None:
-        blocks = self.meeting.size if call.kind == "reduce_scatter" else 1
-        if call.kind == "broadcast" and self.rank != call.peer:
-            return None
-        return _read(call.source, call.count * width * blocks).copy().view(_dtype(call.type))
-
-    def _receive(self, key: tuple[int, int, int], call: _Call, width: int) -> None:
-        messages = self.meeting.messages
-        if self.wait(lambda: key in messages):
-            data = np.frombuffer(messages.pop(key), np.uint8)
-            common = min(len(data), call.count * width)  # as NCCL does, which compares no lengths
-            _read(call.target, common)[:] = data[:common]
-
-    def _take(self, number: int, call: _Call) -> None:
-        meeting = self.meeting
-        parts = meeting.collectives[number]
-        # Those that make different calls wait for each other for ever.
-        if not self.wait(lambda: len(parts) == meeting.size and len({part.what for part in parts.values()}) == 1):
-            return
-        data = [parts[rank].data for rank in range(meeting.size)]
-        result: np.ndarray[Any, Any] | None
-        if call.kind == "broadcast":
-            result = data[call.peer]
-        elif call.kind == "all_gather":
-            result = np.concatenate([part for part in data if part is not None])
-        else:
-            result = _reduced([part for part in data if part is not None], call.op)
-            if call.kind == "reduce_scatter":
-                result = result[self.rank * call.count : (self.rank + 1) * call.count]
-            elif call.kind == "reduce" and self.rank != call.peer:
-                result = None
-        if result is not None:
-            _read(call.target, result.nbytes)[:] = result.view(np.uint8)
-        with meeting.changed:
-            meeting.done[number] = meeting.done.get(number, 0) + 1
-            if meeting.done[number] == meeting.size:
-                del meeting.collectives[number], meeting.done[number]
-
-
-def _read(pointer: int, nbytes: int) -> np.ndarray[Any, Any]:
-    return fake_cuda.view(pointer, nbytes)
-
-
-def _dtype(number: int) -> np.dtype[Any]:
-    if number in _LOW_PRECISION:
-        return np.dtype(getattr(pytest.importorskip("ml_dtypes"), _LOW_PRECISION[number]))
-    return np.dtype(_DTYPES[number])
-
-
-def _reduced(parts: list[np.ndarray[Any, Any]], op: int) -> np.ndarray[Any, Any]:
-    dtype = parts[0].dtype
-    wide = np.stack(parts).astype(np.float32 if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype)
-    if op == _MEAN:
-        total = wide.sum(axis=0, dtype=wide.dtype)
-        return (total // len(parts) if dtype.kind in "iu" else total / len(parts)).astype(dtype)
-    ufunc: np.ufunc = {_SUM: np.add, _PRODUCT: np.multiply, _MAX: np.maximum, _MIN: np.minimum}[op]
-    return ufunc.reduce(wide, axis=0, dtype=wide.dtype).astype(dtype)
 
 
 class FakeNccl:
@@ -280,14 +123,14 @@ class FakeNccl:
         self.pollers: set[str] = set()
         self.hanging: set[str] = set()
         self._lock = threading.Lock()
-        self._meetings: dict[bytes, _Meeting] = {}
+        self._meetings: dict[bytes, Meeting] = {}
         self._ids = itertools.count(1)
         self._handles = itertools.count(0x10)
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, RankSide] = {}
         self._thread = threading.local()
         self._refusals: dict[str, int] = {}
         self._late = threading.Event()
-        self.blocking_communicators = 0
+        self.non_blocking = 0
         self._launcher = ThreadPoolExecutor(1, "fake nccl")
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,26 +198,25 @@ class FakeNccl:
         self._called("comm_init_rank_config", nranks, rank)
         found = _configs[config]
         with self._lock:
-            meeting = self._meetings.setdefault(bytes(comm_id), _Meeting(nranks))
+            meeting = self._meetings.setdefault(bytes(comm_id), Meeting(nranks))
         return self._join(meeting, rank, found, "comm_init")
 
-    def _join(self, meeting: _Meeting, rank: int, config: Any, name: str) -> Comm:
-        made = _Rank(meeting, rank, config)
+    def _join(self, meeting: Meeting, rank: int, config: Any, name: str) -> Comm:
+        made = RankSide(meeting, rank, config)
         with meeting.changed:
             assert rank not in meeting.members, "two ranks have one number"
             meeting.members.add(rank)
             meeting.changed.notify_all()
         if made.is_blocking:
-            self.blocking_communicators += 1
-            made.wait(lambda: len(meeting.members) == meeting.size)
-            made.is_connected = True
+            made.wait(lambda: self._late.is_set() or (name not in self.hanging and len(meeting.members) == meeting.size))
         else:
+            self.non_blocking += 1
             made.pending = lambda: name not in self.hanging and len(meeting.members) == meeting.size
         comm = Comm(next(self._handles))
         self._ranks[comm.handle] = made
         return comm
 
-    def _rank(self, comm: Comm, name: str) -> _Rank:
+    def _rank(self, comm: Comm, name: str) -> RankSide:
         if not isinstance(comm, Comm):
             raise TypeError(f"Cannot convert {type(comm).__name__} to nccl.bindings.nccl.Comm")
         if comm.handle not in self._ranks:
@@ -386,7 +228,7 @@ class FakeNccl:
         return found
 
     @contextlib.contextmanager
-    def _alone(self, comm: Comm, name: str) -> Iterator[_Rank]:
+    def _alone(self, comm: Comm, name: str) -> Iterator[RankSide]:
         found = self._rank(comm, name)
         if not found.busy.acquire(blocking=False):
             self.crimes.append(f"{name} while another thread calls the same communicator")
@@ -419,35 +261,63 @@ class FakeNccl:
         self._called("comm_finalize")
         with self._alone(comm, "comm_finalize") as found:
             self._check_device(found, "comm_finalize")
-            self._check_ready(found)
+            self._check_ready(found, "comm_finalize")
+            if found.is_revoked:
+                raise NCCLError(_INVALID_ARGUMENT)
+            self._wait_for_graphs(found)
+            if found.is_blocking and "comm_finalize" in self.hanging:
+                self._late.wait(PATIENCE_S)
             found.pending = None if found.is_blocking else lambda: "comm_finalize" not in self.hanging
 
     def comm_destroy(self, comm: Comm) -> None:
         self._called("comm_destroy")
         with self._alone(comm, "comm_destroy") as found:
             self._check_device(found, "comm_destroy")
-            self._check_ready(found)
+            self._check_ready(found, "comm_destroy")
+            self._wait_for_graphs(found)
+            if found.is_revoked:
+                self._check_others(found, "comm_destroy")
             self._free(found)
 
     def comm_abort(self, comm: Comm) -> None:
         self._called("comm_abort")
         if "comm_abort" in self.hanging:
-            self._late.wait(_PATIENCE_S)
+            self._late.wait(PATIENCE_S)
         with self._alone(comm, "comm_abort") as found:
             self._check_device(found, "comm_abort")
             self._stop(found)
+            self._wait_for_graphs(found)
+            self._check_others(found, "comm_abort")
             self._free(found)
 
     def comm_revoke(self, comm: Comm, revoke_flags: int) -> None:
+        """End what is under way; NCCL does so once, and frees nothing."""
         self._called("comm_revoke", revoke_flags)
-        self._stop(self._rank(comm, "comm_revoke"))
+        if "comm_revoke" in self.hanging:
+            self._late.wait(PATIENCE_S)
+        found = self._rank(comm, "comm_revoke")
+        if found.is_revoked:
+            raise NCCLError(_INVALID_ARGUMENT)
+        found.is_revoked = True
+        self._stop(found)
 
-    def _stop(self, found: _Rank) -> None:
+    def _wait_for_graphs(self, found: RankSide) -> None:
+        """Wait until no graph holds calls of a communicator, however long that takes, as `localPersistentRefs` in NCCL's src/init.cc."""
+        with found.meeting.changed:
+            found.meeting.changed.wait_for(lambda: not found.graphs or self._late.is_set())
+
+    def _check_others(self, found: RankSide, name: str) -> None:
+        """Take note of memory that is freed while kernels of another rank may use it (github.com/NVIDIA/nccl/issues/863)."""
+        for other in self._ranks.values():
+            if other.meeting is found.meeting and not (other.is_aborted or other.is_freed):
+                self.crimes.append(f"{name} of rank {found.rank} freed memory that rank {other.rank} uses")
+
+    def _stop(self, found: RankSide) -> None:
         with found.meeting.changed:
             found.is_aborted = True
             found.meeting.changed.notify_all()
 
-    def _free(self, found: _Rank) -> None:
+    def _free(self, found: RankSide) -> None:
         found.is_freed = True
         if found.last is not None:
             fake_cuda.event_destroy(found.last[1])
@@ -473,28 +343,30 @@ class FakeNccl:
         self._called("group_end", len(calls))
         if error:
             raise NCCLError(error)
-        streams: dict[tuple[int, int], tuple[Comm, list[_Call]]] = {}
+        streams: dict[tuple[int, int], tuple[Comm, list[Call]]] = {}
         for comm, call, stream in calls:
             streams.setdefault((comm.handle, stream), (comm, []))[1].append(call)
         for (_, stream), (comm, together) in streams.items():
             with self._alone(comm, "group_end") as found:
                 self._launch(found, together, stream)
 
-    def _check_device(self, found: _Rank, name: str) -> None:
+    def _check_device(self, found: RankSide, name: str) -> None:
         if fake_cuda.get_device() != found.device:
             self.crimes.append(f"{name} on device {fake_cuda.get_device()}, which wakes that device up for nothing")
 
-    def _check_ready(self, found: _Rank) -> None:
+    def _check_ready(self, found: RankSide, name: str) -> None:
         if found.error:
             raise NCCLError(found.error)
+        if found.is_revoked and name not in ("comm_destroy", "comm_finalize"):
+            raise NCCLError(_INVALID_USAGE)
         if found.pending is not None:
             raise NCCLError(_INVALID_ARGUMENT)  # the previous call is still in progress
 
-    def _make(self, comm: Comm, call: _Call, stream: int) -> None:
+    def _make(self, comm: Comm, call: Call, stream: int) -> None:
         try:
             self._called(call.kind, call.count, call.type, call.op, call.peer, stream)
             found = self._rank(comm, call.kind)
-            self._check_ready(found)
+            self._check_ready(found, call.kind)
         except NCCLError as error:
             if self._depth():
                 self._thread.error = error.status
@@ -510,13 +382,15 @@ class FakeNccl:
             else:
                 self._launch(found, [call], stream)
 
-    def _launch(self, found: _Rank, calls: list[_Call], stream: int) -> None:
-        """Enqueue a kernel once somebody has asked; the first one once that was for a while, as the ranks connect before."""
+    def _launch(self, found: RankSide, calls: list[Call], stream: int) -> None:
+        """Enqueue a kernel: at once if the communicator blocks, else once somebody has asked; the first one after a while, as the ranks connect before."""
+        is_first, found.is_connected = not found.is_connected, True
+        if found.is_blocking and is_first and not found.wait(lambda: "connect" not in self.hanging):
+            raise NCCLError(_REMOTE)
         if found.meeting.size == 1 or found.is_blocking:
             self._enqueue(found, calls, stream)
             return
-        polls, is_first = itertools.count(), not found.is_connected
-        found.is_connected = True
+        polls = itertools.count()
 
         def is_done() -> bool:
             if is_first and ("connect" in self.hanging or next(polls) < _SHORT):
@@ -526,49 +400,63 @@ class FakeNccl:
 
         found.pending = is_done
 
-    def _enqueue(self, found: _Rank, calls: list[_Call], stream: int) -> None:
-        """Launch as NCCL 2.27 and newer does for communicators that do not block: on another thread, with streams of its own by default.
+    def _enqueue(self, found: RankSide, calls: list[Call], stream: int) -> None:
+        """Launch on the caller's thread, or on another one if the communicator does not block, as NCCL 2.27 and newer.
 
-        A communicator of one rank launches on the caller's thread, whatever the current device is there.
+        A communicator of one rank launches whatever the current device is.
         """
+
+        def run() -> None:
+            found.run(calls)
+
+        if stream and fake_cuda.is_capturing(stream):
+            found.graphs += 1
+            weakref.finalize(run, found.forget_graph)
         if found.meeting.size == 1:
-            fake_cuda.enqueue(stream, lambda: found.run(calls))
+            fake_cuda.enqueue(stream, run)
             return
 
         def launch() -> None:
+            before = fake_cuda.get_device()
             fake_cuda.set_device(found.device)
-            # Kernels of one communicator run in the order of their launches, on whichever streams.
-            if found.last is not None and found.last[0] != stream and not fake_cuda.is_capturing(stream):
-                fake_cuda.stream_wait_event(stream, found.last[1])
-            fake_cuda.enqueue(stream, lambda: found.run(calls))
-            if not fake_cuda.is_capturing(stream):
-                event = fake_cuda.event_create() if found.last is None else found.last[1]
-                fake_cuda.event_record(event, stream)
-                found.last = stream, event
+            try:
+                # Kernels of one communicator run in the order of their launches, on whichever streams.
+                if found.last is not None and found.last[0] != stream and not fake_cuda.is_capturing(stream):
+                    fake_cuda.stream_wait_event(stream, found.last[1])
+                fake_cuda.enqueue(stream, run)
+                if not fake_cuda.is_capturing(stream):
+                    event = fake_cuda.event_create() if found.last is None else found.last[1]
+                    fake_cuda.event_record(event, stream)
+                    found.last = stream, event
+            finally:
+                fake_cuda.set_device(before)
 
-        self._launcher.submit(launch).result()
+        if found.is_blocking:
+            launch()
+        else:
+            self._launcher.submit(launch).result()
 
     def all_reduce(self, sendbuff: int, recvbuff: int, count: int, datatype: int, op: int, comm: Comm, stream: int) -> None:
-        self._make(comm, _Call("all_reduce", sendbuff, recvbuff, count, datatype, op), stream)
+        self._make(comm, Call("all_reduce", sendbuff, recvbuff, count, datatype, op), stream)
 
     def reduce(
         self, sendbuff: int, recvbuff: int, count: int, datatype: int, op: int, root: int, comm: Comm, stream: int
     ) -> None:
-        self._make(comm, _Call("reduce", sendbuff, recvbuff, count, datatype, op, root), stream)
+        self._make(comm, Call("reduce", sendbuff, recvbuff, count, datatype, op, root), stream)
 
     def broadcast(self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, comm: Comm, stream: int) -> None:
-        self._make(comm, _Call("broadcast", sendbuff, recvbuff, count, datatype, peer=root), stream)
+        self._make(comm, Call("broadcast", sendbuff, recvbuff, count, datatype, peer=root), stream)
 
     def all_gather(self, sendbuff: int, recvbuff: int, sendcount: int, datatype: int, comm: Comm, stream: int) -> None:
-        self._make(comm, _Call("all_gather", sendbuff, recvbuff, sendcount, datatype), stream)
+        self._make(comm, Call("all_gather", sendbuff, recvbuff, sendcount, datatype), stream)
 
     def reduce_scatter(
         self, sendbuff: int, recvbuff: int, recvcount: int, datatype: int, op: int, comm: Comm, stream: int
     ) -> None:
-        self._make(comm, _Call("reduce_scatter", sendbuff, recvbuff, recvcount, datatype, op), stream)
+        self._make(comm, Call("reduce_scatter", sendbuff, recvbuff, recvcount, datatype, op), stream)
 
     def send(self, sendbuff: int, count: int, datatype: int, peer: int, comm: Comm, stream: int) -> None:
-        self._make(comm, _Call("send", sendbuff, 0, count, datatype, peer=peer), stream)
+        self._make(comm, Call("send", sendbuff, 0, count, datatype, peer=peer), stream)
 
     def recv(self, recvbuff: int, count: int, datatype: int, peer: int, comm: Comm, stream: int) -> None:
-        self._make(comm, _Call("recv", 0, recvbuff, count, datatype, peer=peer), stream)
+        self._make(comm, Call("recv", 0, recvbuff, count, datatype, peer=peer), stream)

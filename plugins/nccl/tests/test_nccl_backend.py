@@ -161,7 +161,7 @@ def test_closing_a_backend_ends_what_was_left_open(world, nccl):
         rank.channel.close()
 
     world(body, 2)
-    assert nccl.names().count("comm_abort") == 2
+    assert nccl.names().count("comm_revoke") == 2
 
 
 def test_a_closed_channel_is_not_aborted(world, nccl):

@@ -11,8 +11,9 @@ from waiting import until
 from worlds import must, on_threads
 
 from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting
-from manyhands_nccl import _nccl, plugin
+from manyhands_nccl import communicator, plugin
 from manyhands_nccl._cuda import load as load_cuda
+from manyhands_nccl.communicator import destroy_revoked
 
 F4 = np.dtype("f4")
 SUM = DeviceCall(Collective.ALL_REDUCE, F4, 4, op="sum")
@@ -28,13 +29,11 @@ def ends():
     return [thread for thread in threading.enumerate() if thread.name == "manyhands nccl end"]
 
 
-def aborting(nccl, backend):
-    """Abort a backend, from another thread, once this thread asks NCCL whether something has ended; return that thread."""
-    me = threading.current_thread().name
-    nccl.pollers.discard(me)
+def aborting(nccl, backend, name):
+    """Abort a backend, from another thread, once both ranks have made a call of NCCL's; return that thread."""
 
     def abort():
-        until(lambda: me in nccl.pollers)
+        until(lambda: nccl.names().count(name) == 2)
         backend.abort()
 
     thread = threading.Thread(target=abort)
@@ -59,7 +58,33 @@ def test_an_abort_ends_a_kernel_that_waits_for_a_rank(world, nccl):
         return str(caught.value), rank.channel.failure()
 
     assert world(body, 2) == [(ABORTED, None)] * 2
-    assert nccl.names().count("comm_abort") == 2
+    join_ends()
+    assert (nccl.names().count("comm_revoke"), nccl.open_communicators()) == (2, 2)
+    destroy_revoked()  # as once the survivors have met
+    join_ends()
+    assert (nccl.names().count("comm_abort"), nccl.open_communicators()) == (0, 0)
+
+
+def test_older_versions_abort_at_once(world, nccl):
+    nccl.version = 22800
+
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        rank.run(launch, array, array)
+        fake_cuda.stream_synchronize(0)
+        rank.backend.abort()
+
+    world(body, 1)
+    join_ends()
+    assert (nccl.names().count("comm_revoke"), nccl.names().count("comm_abort"), nccl.open_communicators()) == (0, 1, 0)
+
+
+def test_a_new_group_gives_back_what_those_before_it_revoked(world, start, nccl):
+    world(lambda rank: rank.backend.abort(), 2)
+    join_ends()
+    assert nccl.open_communicators() == 2
+    world(lambda rank: None, 2)
+    join_ends()
     assert nccl.open_communicators() == 0
 
 
@@ -68,7 +93,7 @@ def test_an_abort_ends_a_launch_that_still_connects(world, nccl):
 
     def body(rank):
         array, launch = ones(rank), rank.channel.prepare(SUM)
-        thread = aborting(nccl, rank.backend)
+        thread = aborting(nccl, rank.backend, "all_reduce")
         with pytest.raises(DeviceFailure) as caught:
             rank.run(launch, array, array)
         thread.join()
@@ -112,21 +137,26 @@ def test_a_communicator_that_never_comes_up_ends_by_the_deadline(start, nccl):
     nccl.hanging.add("comm_init")
     for outcome in opening(start, nccl, 0.05):
         assert isinstance(outcome, TimeoutError)
-        assert str(outcome) == "NCCL 2.32.3 is still in progress after 0.05 s"
-    join_ends()
-    assert (nccl.names().count("comm_abort"), nccl.open_communicators()) == (2, 0)
+        assert str(outcome) == "NCCL 2.32.3: the ranks did not meet within 0.05 s"
+    assert nccl.open_communicators() == 0
+    nccl.release()  # they come up too late
+    until(lambda: nccl.names().count("comm_abort") == 2)
+    until(lambda: nccl.open_communicators() == 0)
+    nccl.crimes.clear()  # the ranks abort one after the other, and nothing has run
 
 
 def test_an_abort_ends_a_communicator_that_comes_up(start, nccl):
     nccl.hanging.add("comm_init")
     threads = []
-    for outcome in opening(start, nccl, 20, lambda backend: threads.append(aborting(nccl, backend))):
+    for outcome in opening(start, nccl, 20, lambda backend: threads.append(aborting(nccl, backend, "comm_init_rank_config"))):
         assert isinstance(outcome, DeviceFailure)
-        assert str(outcome) == "NCCL 2.32.3: the communicator was aborted: the job was aborted"
+        assert str(outcome) == ABORTED
     for thread in threads:
         thread.join()
-    join_ends()
-    assert nccl.open_communicators() == 0
+    nccl.release()
+    until(lambda: nccl.names().count("comm_abort") == 2)
+    until(lambda: nccl.open_communicators() == 0)
+    nccl.crimes.clear()
 
 
 def test_nothing_comes_up_after_an_abort(start, nccl):
@@ -245,51 +275,16 @@ def test_an_uneven_call_that_fails_half_way_closes_its_group(world, nccl):
     assert world(body, 1) == [([1.0] * 3, [1.0] * 4)]
 
 
-def test_only_the_thread_that_launches_looks_at_what_is_in_progress(world, nccl, monkeypatch):
-    nccl.hanging.add("connect")
-    look, settling, looks = nccl.comm_get_async_error, threading.Event(), []
-
-    def looking(comm):
-        looks.append(threading.current_thread())
-        if looks.count(launching[0]) == 5:
-            settling.set()
-        return look(comm)
-
-    launching = [None]
-
-    def body(rank):
-        array, launch = ones(rank), rank.channel.prepare(SUM)
-
-        def watch():
-            assert settling.wait(20)
-            assert rank.channel.failure() is None
-            nccl.hanging.clear()
-
-        if rank.number == 0:
-            nccl.pollers.clear()
-            launching[0] = threading.current_thread()
-            monkeypatch.setattr(nccl, "comm_get_async_error", looking)
-            watcher = threading.Thread(target=watch, name="watcher")
-            watcher.start()
-        rank.run(launch, array, array)
-        if rank.number == 0:
-            watcher.join()
-        return array.get().tolist()
-
-    assert world(body, 2) == [[3.0] * 4] * 2
-    assert "watcher" not in nccl.pollers
-
-
 def test_an_abort_that_hangs_in_nccl_is_left_alone_and_said(world, nccl, monkeypatch):
-    monkeypatch.setattr(_nccl, "_END_S", 0.05)
-    nccl.hanging.add("comm_abort")
+    monkeypatch.setattr(communicator, "_END_S", 0.05)
+    nccl.hanging.add("comm_revoke")
     said, words = threading.Event(), []
 
     def warning(text, *values):
         words.append(text % values)
         said.set()
 
-    monkeypatch.setattr(_nccl._log, "warning", warning)
+    monkeypatch.setattr(communicator._log, "warning", warning)
 
     def body(rank):
         rank.backend.abort()
@@ -304,21 +299,21 @@ def test_an_abort_that_hangs_in_nccl_is_left_alone_and_said(world, nccl, monkeyp
 
 
 def test_a_process_that_exits_waits_for_what_ends(world, nccl, monkeypatch):
-    monkeypatch.setattr(_nccl, "_END_S", 30.0)
-    nccl.hanging.add("comm_abort")
+    monkeypatch.setattr(communicator, "_END_S", 30.0)
+    nccl.hanging.add("comm_revoke")
 
     def body(rank):
         rank.backend.abort()
         threading.Timer(0.05, nccl.release).start()
         plugin._finish()
-        return nccl.open_communicators()
+        return any(end.is_alive() for end in ends())
 
-    assert world(body, 1) == [0]
+    assert world(body, 1) == [False]
 
 
 def test_a_process_that_exits_leaves_an_abort_alone_that_hangs(world, nccl, monkeypatch):
-    monkeypatch.setattr(_nccl, "_END_S", 0.05)
-    nccl.hanging.add("comm_abort")
+    monkeypatch.setattr(communicator, "_END_S", 0.05)
+    nccl.hanging.add("comm_revoke")
 
     def body(rank):
         rank.backend.abort()
@@ -336,7 +331,7 @@ def test_an_interpreter_that_refuses_threads_can_end(world, nccl, monkeypatch):
 
     def body(rank):
         with monkeypatch.context() as patch:
-            patch.setattr(_nccl.threading.Thread, "start", refuse)
+            patch.setattr(communicator.threading.Thread, "start", refuse)
             rank.backend.abort()
             rank.channel.close()
 
@@ -345,47 +340,59 @@ def test_an_interpreter_that_refuses_threads_can_end(world, nccl, monkeypatch):
 
 
 def test_a_communicator_that_cannot_be_closed_well_is_aborted(world, nccl, monkeypatch, caplog):
-    monkeypatch.setattr(_nccl, "_FINALIZE_S", 0.05)
+    nccl.refuse("comm_finalize", 2)
+    world(lambda rank: None, 1)
+    join_ends()
+    assert (nccl.names().count("comm_abort"), nccl.open_communicators()) == (1, 0)
+    words = "NCCL 2.32.3: closing a communicator failed, so that it is aborted: SystemError (2): unhandled system error (run with NCCL_DEBUG=INFO for details)"
+    assert caplog.messages == [words]
+
+
+def test_closing_comes_back_from_a_communicator_that_does_not_end(world, nccl, monkeypatch):
+    monkeypatch.setattr(communicator, "_END_S", 0.05)
     nccl.hanging.add("comm_finalize")
     world(lambda rank: None, 2)
+    assert nccl.open_communicators() == 2
+    nccl.release()
     join_ends()
-    assert nccl.names().count("comm_abort") == 2
     assert nccl.open_communicators() == 0
-    assert {message.partition(": NCCL 2.32.3 is")[0] for message in caplog.messages} == {
-        "NCCL 2.32.3: closing a communicator failed, so that it is aborted"
-    }
 
 
-def test_an_abort_ends_the_closing_of_a_communicator(world, nccl):
-    nccl.hanging.add("comm_finalize")
+@pytest.mark.parametrize("ending", ["close", "abort"])
+def test_a_graph_that_lives_does_not_hold_up_the_end_of_a_group(world, nccl, monkeypatch, caplog, ending):
+    monkeypatch.setattr(communicator, "_CAPTURED_S", 0.05)
+    graphs = []
 
     def body(rank):
-        def abort():
-            until(lambda: nccl.names().count("comm_finalize") == 2)
+        launch, array = rank.channel.prepare(SUM), ones(rank)
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        fake_cuda.stream_synchronize(0)
+        rank.run(launch, array, array, stream.ptr)
+        stream.begin_capture()
+        rank.run(launch, array, array, stream.ptr)
+        graphs.append(stream.end_capture())
+        stream.synchronize()
+        if ending == "abort":
             rank.backend.abort()
-
-        thread = threading.Thread(target=abort)
-        thread.start()
         rank.channel.close()
-        thread.join()
+        plugin._finish()  # a process that exits does not wait for it
 
     world(body, 2)
-    assert nccl.names().count("comm_abort") == 2
+    if ending == "abort":
+        destroy_revoked()
+    assert nccl.open_communicators() == 2
+    graphs.clear()
+    join_ends()
+    assert nccl.open_communicators() == 0
+    words = "NCCL 2.32.3: a CUDA graph holds calls of this group, and NCCL gives the group's memory back when the graph is gone: drop graphs before closing the group"
+    assert caplog.messages == [words] * 2 * (ending == "close")
 
 
 @pytest.mark.parametrize("version", [23203, 22800])
 def test_an_abort_frees_a_launch_that_is_stuck_in_a_full_queue(world, nccl, monkeypatch, version):
     nccl.version = version
     kernel = threading.Barrier(2)
-    revoking, comm_revoke = threading.Barrier(2), nccl.comm_revoke
-
-    def revoke(*arguments):
-        revoking.wait(20)
-        _nccl._LOCK_S = 30.0  # the launch comes back now
-        comm_revoke(*arguments)
-
-    monkeypatch.setattr(_nccl, "_LOCK_S", 0.05)  # in vain
-    monkeypatch.setattr(nccl, "comm_revoke", revoke)
+    monkeypatch.setattr(communicator, "_LOCK_S", 0.05)  # in vain
 
     def body(rank):
         array, launch = ones(rank), rank.channel.prepare(SUM)
@@ -409,7 +416,7 @@ def test_an_abort_frees_a_launch_that_is_stuck_in_a_full_queue(world, nccl, monk
         assert (revoked, aborted) == (0, 2)
         nccl.crimes.clear()
     else:
-        assert revoked == aborted == 2
+        assert (revoked, aborted) == (2, 0)
 
 
 def test_a_device_that_has_failed_is_a_failure_of_events(world):
@@ -426,14 +433,14 @@ def test_a_device_that_has_failed_is_a_failure_of_events(world):
         fake_cupy.forgive()
         return found
 
-    words = "CUDA: cudaErrorIllegalAddress: an illegal memory access was encountered"
+    words = "CUDA: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
     assert world(body, 1) == [[words, words]]
 
 
 def test_an_unknown_stream_is_a_failure(world):
     def body(rank):
         for call in (lambda: rank.channel.record(12345), lambda: rank.channel.is_capturing(12345)):
-            with pytest.raises(DeviceFailure, match="CUDA: cudaErrorInvalidResourceHandle"):
+            with pytest.raises(DeviceFailure, match="CUDA: CUDA_ERROR_INVALID_HANDLE"):
                 call()
 
     world(body, 1)
@@ -442,7 +449,7 @@ def test_an_unknown_stream_is_a_failure(world):
 def test_a_helper_leaves_the_device_that_a_thread_had(nccl):
     cuda = load_cuda()
     fake_cuda.set_device(1)
-    with pytest.raises(DeviceFailure, match="cudaErrorInvalidDevice"), cuda.on(9):
+    with pytest.raises(DeviceFailure, match="CUDA_ERROR_INVALID_DEVICE"), cuda.on(9):
         raise AssertionError
     with cuda.on(2):
         assert fake_cuda.get_device() == 2

@@ -1,9 +1,8 @@
-"""The seam to the CUDA runtime, which CuPy brings: devices, streams and events."""
+"""CUDA: devices and streams by the runtime, which CuPy brings, and all that may wait for a device by the driver."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from manyhands.api import BackendUnavailableError, DeviceFailure, install_command
+from manyhands_nccl import _driver
 from manyhands_nccl.plugin import INSTALL
 
-__all__ = ["Cuda", "Description", "load", "relax_capture"]
-
-_NOT_READY = 600  # cudaErrorNotReady
-_CAPTURE = range(900, 909)  # cudaErrorStreamCapture...
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+__all__ = ["Cuda", "Description", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,45 +42,43 @@ class Description:
 
 
 class Cuda:
-    """The CUDA runtime of this process.
+    """CUDA, as this process has it.
 
-    What the runtime refuses is raised as `DeviceFailure`.
+    What it refuses is raised as `DeviceFailure`.
 
     Parameters
     ----------
-    runtime, driver
-        The modules ``cupy.cuda.runtime`` and ``cupy.cuda.driver``.
+    runtime
+        The module ``cupy.cuda.runtime``.
+    driver
+        The driver.
 
     Attributes
     ----------
-    runtime
-        That module.
+    runtime, driver
+        As above.
     error
-        What it raises.
+        What the runtime raises.
     """
 
-    def __init__(self, runtime: Any, driver: Any) -> None:
+    def __init__(self, runtime: Any, driver: _driver.Driver) -> None:
         self.runtime = runtime
-        self._driver = driver
+        self.driver: _driver.Driver = driver
         self.error: type[Exception] = runtime.CUDARuntimeError
-
-    def failure(self, error: Exception) -> DeviceFailure:
-        """Return what to raise for an error of the runtime."""
-        return DeviceFailure(f"CUDA: {error}", is_passing=getattr(error, "status", 0) in _CAPTURE)
 
     def count(self) -> int:
         """Return the number of devices that this process sees."""
         try:
             return int(self.runtime.getDeviceCount())
         except self.error as error:
-            raise self.failure(error) from error
+            raise DeviceFailure(f"CUDA: {error}") from error
 
     def describe(self, device: int) -> Description:
         """Return what there is to say of a device."""
         try:
             found = self.runtime.getDeviceProperties(device)
         except self.error as error:
-            raise self.failure(error) from error
+            raise DeviceFailure(f"CUDA: {error}") from error
         return Description(
             name=found["name"].decode(errors="replace"),
             memory=found["totalGlobalMem"],
@@ -99,54 +93,27 @@ class Cuda:
 
         Not by its number: a thread that has used no device yet has the first one, and to set that one would fill its memory with a context.
         """
-        context: int | None = None
-        try:
-            if self.runtime.getDevice() != device:
-                context = self._context()
-                self.runtime.setDevice(device)
+        context, before = self.driver.context(device), self.driver.current()
+        if context == before:
             yield
-        except self.error as error:
-            raise self.failure(error) from error
-        finally:
-            if context is not None:
-                with contextlib.suppress(self._driver.CUDADriverError):  # of a device that has failed, which is told elsewhere
-                    self._driver.ctxSetCurrent(context)
-
-    def _context(self) -> int:
+            return
+        self.driver.make_current(context)
         try:
-            return int(self._driver.ctxGetCurrent())
-        except self._driver.CUDADriverError:  # nobody has used the driver yet
-            return 0
+            yield
+        finally:
+            with contextlib.suppress(DeviceFailure):  # of a device that has failed, which is told elsewhere
+                self.driver.make_current(before)
 
     def new_stream(self) -> int:
         """Return a stream of the current device that does not wait for the default stream, nor that for it."""
-        return int(self.runtime.streamCreateWithFlags(self.runtime.streamNonBlocking))
-
-    def new_event(self) -> int:
-        """Return an event of the current device that takes no times, which would cost."""
-        return int(self.runtime.eventCreateWithFlags(self.runtime.eventDisableTiming))
-
-    def is_past(self, event: int) -> bool:
-        """Tell whether all that an event stands for is done."""
-        status = self.runtime.eventQuery(event)
-        if status in {0, _NOT_READY}:
-            return bool(status == 0)
-        raise self.failure(self.error(status))
-
-
-def relax_capture() -> None:
-    """Let what the calling thread does neither be forbidden by captures of other threads nor spoil them.
-
-    The runtime's binding lacks the function, the driver has it; without it, threads that look at events spoil captures in CUDA's global mode,
-    which is torch's.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        driver = ctypes.CDLL("libcuda.so.1")
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+        try:
+            return int(self.runtime.streamCreateWithFlags(self.runtime.streamNonBlocking))
+        except self.error as error:
+            raise DeviceFailure(f"CUDA: {error}") from error
 
 
 def load() -> Cuda:
-    """Return the CUDA runtime.
+    """Return CUDA.
 
     Raises
     ------
@@ -157,4 +124,4 @@ def load() -> Cuda:
         cuda = import_module("cupy.cuda")
     except ImportError as error:
         raise BackendUnavailableError(f"CuPy cannot be imported ({error}): {install_command(INSTALL)}") from error
-    return Cuda(cuda.runtime, cuda.driver)
+    return Cuda(cuda.runtime, _driver.load())

@@ -22,6 +22,7 @@ from manyhands.api import (
 )
 from manyhands_nccl import _cuda, _nccl
 from manyhands_nccl.channel import NcclChannel
+from manyhands_nccl.communicator import Communicator, destroy_revoked
 from manyhands_nccl.dtypes import Abilities, named
 from manyhands_nccl.plugin import NcclConfig
 
@@ -94,6 +95,7 @@ def _card(library: _nccl.Library, cuda: _cuda.Cuda, config: NcclConfig, local_ra
             f"this process sees {seen}, and is number {local_rank} of the ranks of its host, counted from 0: start as many ranks on a host "
             "as it has GPUs, or show each rank its own by CUDA_VISIBLE_DEVICES" + _sharing_hint(library.version)
         )
+    cuda.driver.context(device)  # a good part of a second, in which other threads run
     described = cuda.describe(device)
     return _Card(
         version=library.version,
@@ -176,7 +178,7 @@ class NcclBackend(Backend):
         self._max_ctas = max_ctas
         self._abilities = abilities
         self._lock = threading.Lock()
-        self._open: list[_nccl.Communicator] = []
+        self._open: list[Communicator] = []
         self._ended = ""
 
     def open_transport(self, channel: int) -> Transport:
@@ -189,7 +191,8 @@ class NcclBackend(Backend):
     def open_device(self, channel: int, meeting: DeviceMeeting) -> NcclChannel:
         """Make a communicator with the other members, who meet by an id that the first of them makes."""
         unique_id = self._agree(channel, meeting)
-        communicator = _nccl.Communicator(self._library, self._cuda, self.device, meeting.deadline.timeout_s)
+        destroy_revoked()  # those of the job before: all members of this group are here, and have revoked theirs
+        communicator = Communicator(self._library, self._cuda, self.device, meeting.deadline.timeout_s)
         with self._lock:
             if self._ended:
                 raise DeviceFailure(f"{self._library.name}: {self._ended}")

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from manyhands.api import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, Launch, UnsupportedError
-from manyhands_nccl._cuda import Cuda, relax_capture
-from manyhands_nccl._nccl import Communicator
+from manyhands_nccl._cuda import Cuda
+from manyhands_nccl._driver import Driver
 from manyhands_nccl.collectives import Collectives
+from manyhands_nccl.communicator import Communicator
 from manyhands_nccl.dtypes import Abilities
 
 __all__ = ["NcclChannel"]
@@ -44,11 +45,12 @@ class NcclChannel(DeviceChannel):
         self._communicator = communicator
         self._cuda = cuda
         self._collectives = Collectives(communicator.library, communicator.handle, rank, abilities)
-        self._get_device = cuda.runtime.getDevice
+        self._driver = cuda.driver
+        self._context = cuda.driver.context(device)
         self._is_closed = False
         with cuda.on(device):
             self.stream: int = cuda.new_stream()
-        self._events = _Events(cuda, device)
+        self._events = _Events(cuda.driver)
 
     def prepare(self, call: DeviceCall) -> Launch:
         """Return what launches calls of a kind; refuse what NCCL does not do."""
@@ -76,36 +78,25 @@ class NcclChannel(DeviceChannel):
 
     def watch(self) -> None:
         """Let the calling thread look at events while another one captures in the strictest mode, which forbids that to all others."""
-        relax_capture()
-        with contextlib.suppress(self._cuda.error):  # what is wrong with the device is told by what follows
-            self._cuda.runtime.setDevice(self.device)  # for good, since the thread is core's
+        self._driver.relax_capture()
+        with contextlib.suppress(DeviceFailure):  # what is wrong with the device is told by what follows
+            self._driver.make_current(self._context)  # for good, since the thread is core's
 
     def record(self, stream: int) -> DeviceEvent:
         """Return the point that a stream has come to by now."""
-        if self._get_device() == self.device:
-            return self._record(stream)
-        with self._cuda.on(self.device):
-            return self._record(stream)
-
-    def _record(self, stream: int) -> DeviceEvent:
-        try:
-            event = _Event(self._events)
-            self._cuda.runtime.eventRecord(event.handle, stream)
-        except self._cuda.error as error:
-            raise self._cuda.failure(error) from error
+        with self._here():
+            event = _Event(self)
+            self._driver.record(event.handle, stream)
         return event
 
     def is_capturing(self, stream: int) -> bool:
-        """Tell whether a stream is being captured into a graph."""
-        with contextlib.nullcontext() if self._get_device() == self.device else self._cuda.on(self.device):
-            try:
-                return bool(self._cuda.runtime.streamIsCapturing(stream))
-            except self._cuda.error as error:
-                if getattr(error, "status", 0) == _IMPLICIT:
-                    return True  # another stream is being captured, with which the default stream is in one order
-                raise self._cuda.failure(error) from error
-            except RuntimeError:  # CuPy's own: the capture has become invalid, and goes on until the program ends it
-                return True
+        """Return whether a stream is being captured into a graph."""
+        with self._here():
+            return self._driver.is_capturing(stream)
+
+    def _here(self) -> AbstractContextManager[None]:
+        """Return a block in which the channel's device is the current one."""
+        return contextlib.nullcontext() if self._driver.current() == self._context else self._cuda.on(self.device)
 
     def failure(self) -> DeviceFailure | None:
         """Return what has failed since a launch."""
@@ -126,9 +117,6 @@ class NcclChannel(DeviceChannel):
             self._cuda.runtime.streamDestroy(self.stream)
 
 
-_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
-
-
 def _nothing(source: int, target: int, stream: int) -> None:
     """Launch a call that moves nothing."""
 
@@ -136,9 +124,8 @@ def _nothing(source: int, target: int, stream: int) -> None:
 class _Events:
     """Events of CUDA's that are used again and again: to make one takes longer than to record it."""
 
-    def __init__(self, cuda: Cuda, device: int) -> None:
-        self.cuda = cuda
-        self.device = device
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
         self._free: deque[int] = deque()
         self._is_closed = False
 
@@ -147,7 +134,7 @@ class _Events:
         try:
             return self._free.pop()
         except IndexError:
-            return self.cuda.new_event()
+            return self._driver.new_event()
 
     def give(self, handle: int) -> None:
         """Take an event back that nobody uses any more."""
@@ -163,31 +150,25 @@ class _Events:
     def _destroy(self) -> None:
         with contextlib.suppress(Exception):  # the device may have failed, or the interpreter be at its end
             while True:
-                self.cuda.runtime.eventDestroy(self._free.pop())
+                self._driver.destroy_event(self._free.pop())
 
 
 class _Event(DeviceEvent):
-    __slots__ = ("_events", "handle")
+    __slots__ = ("_channel", "_events", "handle")
 
-    def __init__(self, events: _Events) -> None:
-        self._events = events
-        self.handle: int = events.take()
+    def __init__(self, channel: NcclChannel) -> None:
+        self._channel = channel
+        self._events = channel._events
+        self.handle: int = self._events.take()
 
     def done(self) -> bool:
-        """Tell whether the stream has come to it."""
-        return self._events.cuda.is_past(self.handle)
+        """Return whether the stream has come to it."""
+        return self._channel._driver.is_past(self.handle)
 
     def hold(self, stream: int) -> None:
         """Let a stream wait for it."""
-        cuda, device = self._events.cuda, self._events.device
-        try:
-            if cuda.runtime.getDevice() == device:
-                cuda.runtime.streamWaitEvent(stream, self.handle)
-            else:
-                with cuda.on(device):
-                    cuda.runtime.streamWaitEvent(stream, self.handle)
-        except cuda.error as error:
-            raise cuda.failure(error) from error
+        with self._channel._here():
+            self._channel._driver.wait(stream, self.handle)
 
     def __del__(self) -> None:
         # What waits for an event waits for the point where it was recorded, also when it is recorded again elsewhere.

@@ -64,7 +64,7 @@ def probe() -> str | None:
 
 def _finish() -> None:
     """Let NCCL end as the interpreter ends, if this process has used it."""
-    seam = sys.modules.get("manyhands_nccl._nccl")
+    seam = sys.modules.get("manyhands_nccl.communicator")
     if seam is not None:
         seam.wait_for_ends()
 
