@@ -156,9 +156,9 @@ def test_the_deaths_of_the_store_and_its_successor_are_told_alike(tmp_path: Path
 import os
 import numpy as np
 import manyhands as mh
-from manyhands.control import remote
+from manyhands.control import timing
 
-remote.COMING_S = 5.0  # how long they look for each other before each speaks for itself: a busy machine must not matter
+timing.COMING_S = 5.0  # how long they look for each other before each speaks for itself: a busy machine must not matter
 group = mh.init()
 try:
     pids = group.all_gather_object(os.getpid())

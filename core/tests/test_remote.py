@@ -90,7 +90,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    for name in ("remote.COMING_S", "remote._ORPHAN_S", "recovery._STORE_S"):  # no time runs out but where a test says so
+    for name in ("timing.COMING_S", "timing.ORPHAN_S", "timing.MISSING_S"):  # no time runs out but where a test says so
         monkeypatch.setattr(f"manyhands.control.{name}", 60.0)
     made = Stage()
     yield made
@@ -114,7 +114,7 @@ def test_a_rank_that_is_on_its_way_to_the_successor_asks_it_as_soon_as_it_is_the
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_successor_that_is_not_reached_soon_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
-    monkeypatch.setattr("manyhands.control.remote.COMING_S", 0.05)
+    monkeypatch.setattr("manyhands.control.timing.COMING_S", 0.05)
     if is_told:
         stage.store.say(Successor(1, "host", 7))
     stage.store.connection.close()
@@ -141,7 +141,7 @@ class Asking(threading.Thread):
 
 
 def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.control.recovery._STORE_S", 0.05)
+    monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
     job = Job(3)  # what the store decides, once it is no longer stopped
     job.store.fail(Verdict("aborted", "enough"))
     job.forget()
@@ -169,7 +169,7 @@ def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, m
 def test_an_agreement_that_a_rank_has_given_up_ends_for_it_as_for_the_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, have_come: bool
 ) -> None:
-    monkeypatch.setattr("manyhands.control.recovery._STORE_S", 0.05)
+    monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
     job = Job(3)  # what the store decides, once it is no longer stopped
     members = [0, 1, 2]
     for rank in (0, 1) if have_come else (0,):
@@ -232,7 +232,7 @@ def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage)
 def test_who_gives_up_says_so_to_the_next_store_too_where_the_store_ends_without_an_answer(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyhands.control.remote.COMING_S", 0.05)
+    monkeypatch.setattr("manyhands.control.timing.COMING_S", 0.05)
     job = Job(3)  # what the next store decides
     job.store.fail(Verdict("aborted", "enough"))
     job.store.lost(0, "it ended")
@@ -257,7 +257,7 @@ def test_who_gives_up_says_so_to_the_next_store_too_where_the_store_ends_without
 def test_a_store_that_does_not_answer_is_named_also_where_it_is_not_the_first_one(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyhands.control.recovery._STORE_S", 0.05)
+    monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
     successor = stage.meet_successor()
     successor.say(Verdict("lost", "rank 0 was lost", 0))
     until(lambda: stage.control.failed)

@@ -11,7 +11,7 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from manyhands.contract.seal import Seal
-from manyhands.control import reserve as reserve_
+from manyhands.control import timing
 from manyhands.control.protocol import (
     Agree,
     Agreement,
@@ -100,8 +100,8 @@ class Company:
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no time run out but where a test says so; what waits for last words finds that they have come."""
-    for name, seconds in {"_GRACE_S": 60.0, "COMING_S": 60.0, "_GATHERING_S": 60.0, "_LAST_WORDS_S": 0.0}.items():
-        monkeypatch.setattr(reserve_, name, seconds)
+    for name, seconds in {"STORE_SAYS_S": 60.0, "COMING_S": 60.0, "GATHERING_S": 60.0, "SEEN_S": 0.0}.items():
+        monkeypatch.setattr(timing, name, seconds)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def company() -> Iterator[Company]:
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the store, which lives and says nothing, seem late at once; a test whose store ends may be slower than that."""
-    monkeypatch.setattr(reserve_, "_GRACE_S", 0.05)
+    monkeypatch.setattr(timing, "STORE_SAYS_S", 0.05)
 
 
 def test_it_goes_on_at_once_where_the_stores_process_ends(company: Company) -> None:
@@ -157,7 +157,7 @@ def test_a_rank_that_is_on_its_way_as_the_store_ends_is_waited_for() -> None:
 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserve_, "COMING_S", 0.05)
+    monkeypatch.setattr(timing, "COMING_S", 0.05)
     company = Company(SIZE - 1)
     company.say(2, Report("aborted", "rank 2 ended with ValueError", 2))
     company.ends[0].close()
@@ -281,7 +281,7 @@ def test_a_rank_that_waits_while_the_others_come_is_not_told_that_it_was_cut_off
 
 
 def test_who_gives_up_does_not_name_a_rank_whose_word_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserve_, "COMING_S", 0.05)
+    monkeypatch.setattr(timing, "COMING_S", 0.05)
     company = Company(SIZE - 1)
     company.agree(FIRST)
     company.reserve.gather({0}, None)

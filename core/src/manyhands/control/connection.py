@@ -16,6 +16,7 @@ from manyhands._version import __version__
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.header import CallSignature
 from manyhands.contract.runtime import Runtime
+from manyhands.control import timing
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
     Agreement,
@@ -57,16 +58,10 @@ __all__ = ["Control", "make_join"]
 
 _log = logging.getLogger("manyhands.job")
 
-_SILENCE_S = 1.0
-"""How long a rank that found a failure waits to hear of the common first cause before it says that rank 0 does not answer."""
-_VERDICT_S = 30.0
-"""How long it waits at most, while the store says other things."""
 _SLICES = 10
 """In how many parts a rank does so: where it was itself stopped meanwhile, only one of them is over."""
 _SHARED = frozenset({"lost", "deadline", "failed"})
 """Findings that tell nothing where rank 0 does not answer: whoever is late, or breaks its connections, may do so because of that."""
-_STALL_S = 0.4
-"""How long a rank waits in an exchange before it says so."""
 _MAX_WORDS = 4000
 E = TypeVar("E", bound=ManyHandsError)
 
@@ -278,7 +273,7 @@ class Control(ABC):
             if not is_given:
                 self.give_card(name, card, ranks)
             others = [rank for rank in ranks if rank != self.rank]
-            patience = math.inf if self.runtime.is_simulated else _STALL_S
+            patience = math.inf if self.runtime.is_simulated else timing.STALL_S
             while not self._wait(lambda: name in self._cards, deadline, patience):
                 if deadline.passed():
                     text = f"not all ranks came to {name} within {deadline.timeout_s:g} s"
@@ -354,15 +349,15 @@ class Control(ABC):
         return False
 
     def _await_verdict(self) -> None:
-        """Wait for a verdict as long as the store says anything, and for `_VERDICT_S` at most. While this rank is stopped no time passes."""
-        left, waited, slice_s = _SLICES, 0.0, _SILENCE_S / _SLICES
+        """Wait for a verdict as long as the store says anything, and for `timing.VERDICT_S` at most. While this rank is stopped no time passes."""
+        left, waited, slice_s = _SLICES, 0.0, timing.SILENCE_S / _SLICES
         with self._changed:
             heard = self._heard
 
             def has_news() -> bool:
                 return self.failed or self._heard != heard
 
-            while left and waited < _VERDICT_S and not self.failed:
+            while left and waited < timing.VERDICT_S and not self.failed:
                 since = self.runtime.now()
                 if self._changed.wait_for(has_news, slice_s):
                     left, heard = _SLICES, self._heard

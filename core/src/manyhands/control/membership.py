@@ -6,7 +6,7 @@ what the ranks report and decides on one *first cause*, which every rank learns 
 1. A rank whose control connection ends without a goodbye was lost.
 2. A rank that broke a data connection is only suspected: mostly its control connection ends a moment later, and says more.
 3. A mismatch or a missed deadline opens an *inquest*: every rank says what it did at that place, so that the verdict can
-   say who did what. A rank that does not answer within `_INQUEST_S` is named as silent.
+   say who did what. A rank that does not answer within `timing.INQUEST_S` is named as silent.
    Where the store itself does not answer, since rank 0 is stopped or cut off, each rank says that, and tells the store so, in
    case that it hears of it later: ranks that gave up for that reason are not lost.
 4. Ranks that wait for long say in which call. Two that wait in one place with different calls are a mismatch, although
@@ -28,6 +28,7 @@ from collections.abc import Callable
 import msgspec
 
 from manyhands.common.numbers import Numbers
+from manyhands.control import timing
 from manyhands.control.lobby import Joiners
 from manyhands.control.protocol import (
     ANOTHER_CALL,
@@ -67,10 +68,6 @@ from manyhands.control.waits import behind_whom, circle, still_owed, unread
 
 __all__ = ["Membership"]
 
-_INQUEST_S = 0.4
-_SUSPICION_S = 0.5
-_AGREEMENT_S = 0.25
-"""How long the store waits for its successor before it tells the others the first cause."""
 _MAX_NAMED = 4  # processes that were refused, in one error
 _NOWHERE = -2
 """The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
@@ -473,7 +470,7 @@ class Membership:
                 # Its control connection is still there: what is known is that the two cannot talk.
                 text = message.text if message.peer is None else f"rank {message.peer} was lost to rank {rank}: {message.text}"
                 lost = msgspec.structs.replace(message, text=text)
-                self._call_later(_SUSPICION_S, lambda: self.fail(_as_verdict(lost)))
+                self._call_later(timing.SUSPICION_S, lambda: self.fail(_as_verdict(lost)))
             case _:
                 self.fail(_as_verdict(message))
 
@@ -486,7 +483,7 @@ class Membership:
             asked.add(self._former)
         self._inquest = inquest = _Inquest(self._inquests, reporter, report, asked)
         # Armed first: in one process the answers come while the questions are being asked.
-        self._call_later(_INQUEST_S, lambda: self._close_inquest(inquest))
+        self._call_later(timing.INQUEST_S, lambda: self._close_inquest(inquest))
         question = Question(inquest.number, report.channel or 0, _NOWHERE if report.sequence is None else report.sequence)
         for rank in sorted(asked):
             if rank not in self._gone:
@@ -550,7 +547,7 @@ class Membership:
         self.verdict = verdict
         if self._successor is not None and self._has_successor():
             self._send(self._successor.rank, Decided(verdict))
-            self._call_later(_AGREEMENT_S, self._announce)
+            self._call_later(timing.AGREEMENT_S, self._announce)
         else:
             self._announce()
 
@@ -568,7 +565,7 @@ class Membership:
     def _shrink(self, rank: int, message: Shrink) -> None:
         if self.verdict is None:  # the rank knows of a failure that nobody has reported
             text = f"rank {rank} found that the job had failed, and asked the others to go on without those that are lost"
-            self._call_later(_SUSPICION_S, lambda: self.fail(Verdict("failed", text, rank)))
+            self._call_later(timing.SUSPICION_S, lambda: self.fail(Verdict("failed", text, rank)))
         self._wishes.shrink(rank, message)
 
     def _survivors(self) -> list[int]:

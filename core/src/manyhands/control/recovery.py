@@ -8,14 +8,12 @@ import msgspec
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Condition
+from manyhands.control import timing
 from manyhands.control.protocol import Agree, Agreement, FromRank, GiveUp, JobReformed, Shrink, Shrunk, Verdict
 from manyhands.control.verdicts import error_from
 from manyhands.net.network import Address
 
 __all__ = ["Recovery"]
-
-_STORE_S = 2.0
-"""How long a rank waits for the store to say who is missing."""
 
 
 class Recovery:
@@ -74,7 +72,7 @@ class Recovery:
         shrunk = self._await_shrunk(deadline.remaining())
         if shrunk is None and self.cut is None:
             self._end_waiting(GiveUp(deadline.timeout_s, attempt=self._attempts))
-            shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
+            shrunk = self._await_shrunk(timing.MISSING_S)  # who is missing, the store knows
         with self._changed:
             self._shrink = None
         if shrunk is not None and shrunk.problem is None:
@@ -120,7 +118,7 @@ class Recovery:
             agreed = self._await_agreement(name, deadline.remaining())
             if agreed is None and self.cut is None:
                 self._end_waiting(GiveUp(deadline.timeout_s, name, attempt))
-                agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
+                agreed = self._await_agreement(name, timing.MISSING_S)  # who is missing, the store knows
         if agreed is not None and agreed.problem is None:
             with self._changed:
                 self._settled[channel] = self._agreeing.pop(name)

@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 
 from manyhands.contract.deadline import Deadline
+from manyhands.control import timing
 from manyhands.control.connection import Control
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
@@ -28,7 +29,6 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
-from manyhands.control.reserve import COMING_S
 from manyhands.net.credentials import Credentials
 from manyhands.net.frames import FrameConnection
 from manyhands.net.keepalive import Liveness
@@ -42,11 +42,6 @@ __all__ = ["CONTROL_HELLO", "SocketControl"]
 _log = logging.getLogger("manyhands.job")
 
 CONTROL_HELLO = b"control"
-_LAST_WORDS_S = 1.0
-_DYING_S = 0.1
-"""How long a process lasts at most, once its connections have ended because it does."""
-_ORPHAN_S = 3.0
-"""How long the store's successor has to say what became of the store."""
 
 
 class SocketControl(Control):
@@ -210,7 +205,7 @@ class SocketControl(Control):
                 self._leave = message
                 if self._second is not None:
                     self._second.send(encode(message))
-        self._connection.send(encode(message), within_s=_LAST_WORDS_S if last_words else 0.0)
+        self._connection.send(encode(message), within_s=timing.LAST_WORDS_S if last_words else 0.0)
 
     def went_on(self) -> None:
         """Say that this rank is in the next job; also to a store or successor that was stopped, and has been given up."""
@@ -243,7 +238,7 @@ class SocketControl(Control):
             for rank in [rank for rank in self.gone if rank >= self.world_size]:
                 del self.gone[rank]
             for message in self.recovery.turn_to(self._connection.rank):
-                self._loop.call(partial(self._loop.call_later, COMING_S, partial(self.recovery.give_up_again, message)))
+                self._loop.call(partial(self._loop.call_later, timing.COMING_S, partial(self.recovery.give_up_again, message)))
             return True
 
     def _frame(self, connection: _Wire, frame: bytes | None) -> None:
@@ -291,7 +286,9 @@ class SocketControl(Control):
             is_followed = self._turn_to_successor()
             if not is_followed and self._expected is not None:
                 self._orphaned = reason, verdict
-                self._loop.call_later(COMING_S, lambda: None if self._orphaned is None else self._cut_off(verdict, connection))
+                self._loop.call_later(
+                    timing.COMING_S, lambda: None if self._orphaned is None else self._cut_off(verdict, connection)
+                )
                 return
             if not is_followed:
                 self._searching = verdict
@@ -313,7 +310,7 @@ class SocketControl(Control):
     def _ask_successor(self, reason: str, verdict: Verdict) -> None:
         self._post(Orphaned(reason))
         connection = self._connection
-        self._loop.call_later(_ORPHAN_S, lambda: None if self.failed else self._cut_off(verdict, connection))
+        self._loop.call_later(timing.ORPHAN_S, lambda: None if self.failed else self._cut_off(verdict, connection))
 
     def _cut_off(self, verdict: Verdict, connection: _Wire) -> None:
         """Look for the others, unless this rank has another connection than the one that does not answer."""
@@ -325,14 +322,14 @@ class SocketControl(Control):
             look = None if self._closed or self.recovery.gone_on else self._when_orphaned  # they are in the next job
         if look is not None:
             # Whoever they find tells all of them the same; but nobody waits for that for long.
-            self._loop.call_later(COMING_S, lambda: self._fail_alone(verdict, connection))
+            self._loop.call_later(timing.COMING_S, lambda: self._fail_alone(verdict, connection))
         if is_followed:
             return
         if look is None:
             self.fail(verdict)
             self.give_up_looking()
         else:
-            self._loop.call_later(_DYING_S, self._note_the_living)
+            self._loop.call_later(timing.DYING_S, self._note_the_living)
             look()
 
     def _fail_alone(self, verdict: Verdict, connection: _Wire) -> None:

@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
+from manyhands.control import timing
 from manyhands.control.lobby import JoinAddress, Joiners
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import (
@@ -55,22 +56,12 @@ from manyhands.net.loop import Loop
 from manyhands.net.network import Listener
 from manyhands.net.proven import ProvenSocket
 
-__all__ = ["COMING_S", "NOBODY", "StandbyStore"]
+__all__ = ["NOBODY", "StandbyStore"]
 
 NOBODY = -1
 """The rank that has the store, where nobody has it any more."""
 
-_GRACE_S = 1.0
-"""How long the store has to say what became of a rank whose connection to it has ended."""
-_LAST_WORDS_S = 0.05
-"""How long to wait until this rank itself has seen the store end."""
 _TOO_EARLY = "its process ended before all ranks had left"
-COMING_S = 0.5
-"""How long ranks and the successor wait for each other where the store ends before they are connected."""
-_GATHERING_S = 5.0
-"""How long to wait for ranks that look for each other."""
-_LOOK_S = 0.01
-"""How often to look whether all have come."""
 
 
 class StandbyStore:
@@ -220,11 +211,11 @@ class StandbyStore:
     def _look(self) -> None:
         if self._waited_s is None or self._closed or self._membership is not None:
             return
-        if not self._missing() or self._waited_s >= (_GATHERING_S if self._is_gathering else COMING_S):
+        if not self._missing() or self._waited_s >= (timing.GATHERING_S if self._is_gathering else timing.COMING_S):
             self._begin()
         else:
-            self._waited_s += _LOOK_S
-            self._loop.call_later(_LOOK_S, self._look)
+            self._waited_s += timing.GATHERING_LOOK_S
+            self._loop.call_later(timing.GATHERING_LOOK_S, self._look)
 
     def _missing(self) -> list[int]:
         """Return the ranks that may still come."""
@@ -258,7 +249,7 @@ class StandbyStore:
             membership.handle(self._rank, JobReformed(sorted(self._gone_on)))
         for rank, message in self._waiting:
             if isinstance(message, GiveUp):  # what the others wait for may stand right behind what they have said until now
-                self._loop.call_later(COMING_S, partial(membership.handle, rank, message))
+                self._loop.call_later(timing.COMING_S, partial(membership.handle, rank, message))
             else:
                 membership.handle(rank, message)
         for then in self._then:
@@ -291,7 +282,7 @@ class StandbyStore:
             self._replace(_TOO_EARLY)
         elif message is not None:
             self._waiting.append((rank, message))
-            self._loop.call_later(_GRACE_S, lambda: self._late(rank, message))
+            self._loop.call_later(timing.STORE_SAYS_S, lambda: self._late(rank, message))
 
     def _late(self, rank: int, message: FromRank) -> None:
         """Answer a rank that has lost the store, which lives as far as this one can see."""
@@ -330,7 +321,7 @@ class StandbyStore:
                 if is_heard:
                     self._take_over()
                 else:
-                    self._loop.call_later(_LAST_WORDS_S, self._take_over)
+                    self._loop.call_later(timing.SEEN_S, self._take_over)
             elif self._waiting:
                 self._replace(_TOO_EARLY)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
+from manyhands.control import timing
 from manyhands.control.lobby import NEWCOMER_HELLO, JoinAddress, Joiners
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
@@ -25,10 +26,6 @@ __all__ = ["Store"]
 
 _MAX_NAMED = 4
 """How many refused hosts an error names, at most."""
-_LOOK_S = 0.2
-_SOON_S = 5.0
-_LAST_WORDS_S = 1.0
-"""How long to wait for the others to go once the job has failed."""
 
 
 class Store:
@@ -91,7 +88,7 @@ class Store:
         """Wait until no rank but this process's own is connected; once the job has failed, for a moment only, since one that is stopped never goes."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_alone() or self._membership.verdict is not None)
-        self.drain(_LAST_WORDS_S)
+        self.drain(timing.DRAIN_S)
 
     def when_alone(self, function: Callable[[], None]) -> None:
         """Call ``function`` in a thread of its own once no rank but this process's own is connected."""
@@ -117,7 +114,7 @@ class Store:
                 if rank in missing:
                     self._membership.will_not_come(rank, how)
                     return
-            self._loop.call_later(_LOOK_S, look)
+            self._loop.call_later(timing.LATE_LOOK_S, look)
 
         self._loop.call(look)
 
@@ -126,9 +123,9 @@ class Store:
 
         def look() -> None:
             for rank in ranks:
-                self._membership.will_not_come(rank, f"it did not come within {_SOON_S:g} s, although it was ready to")
+                self._membership.will_not_come(rank, f"it did not come within {timing.READY_S:g} s, although it was ready to")
 
-        self._loop.call(lambda: self._loop.call_later(_SOON_S, look))
+        self._loop.call(lambda: self._loop.call_later(timing.READY_S, look))
 
     def close(self) -> None:
         """Stop listening, and close every connection once what is queued has been sent."""

@@ -14,6 +14,7 @@ from operator import and_
 
 import msgspec
 
+from manyhands.control import timing
 from manyhands.control.lobby import Joiners
 from manyhands.control.protocol import (
     Agree,
@@ -31,11 +32,6 @@ from manyhands.control.protocol import (
 from manyhands.control.verdicts import show_ranks
 
 __all__ = ["ShrinkRequests", "Survivors"]
-
-_FAR_S = 1.0
-"""How long to wait for newcomers where they may be of other hosts."""
-_LOOK_S = 0.01
-"""How often to look how many newcomers the launcher has started."""
 
 
 class Survivors(msgspec.Struct, frozen=True):
@@ -228,11 +224,11 @@ class ShrinkRequests:
         wanted = min(roll.running - left.departed, roll.most)
         patience_s = min(self._asking[rank].patience_s for rank in left.ranks)
         if roll.hosts > 1:  # who is started elsewhere is not known here, and who comes later is let in then
-            wanted, patience_s = roll.most - left.departed, min(patience_s, _FAR_S if lobby.is_here else 0.0)
+            wanted, patience_s = roll.most - left.departed, min(patience_s, timing.FAR_S if lobby.is_here else 0.0)
         if len(ranks) + len(waiting) < wanted and self._waited_s < patience_s:
             if not self._is_looking:
                 self._is_looking = True
-                self._call_later(_LOOK_S, self._look_again)
+                self._call_later(timing.NEWCOMERS_LOOK_S, self._look_again)
             return
         ranks += waiting[: max(0, roll.most - len(ranks))]
         # Who is at the door has the store of the next job, which waits for newcomers before it counts them.
@@ -247,7 +243,7 @@ class ShrinkRequests:
 
     def _look_again(self) -> None:
         self._is_looking = False
-        self._waited_s += _LOOK_S
+        self._waited_s += timing.NEWCOMERS_LOOK_S
         self._check_shrink()
 
     def _admit(self, join: Join) -> int | FromStore:

@@ -16,6 +16,7 @@ from manyhands.config.selection import make_selector
 from manyhands.contract.backend import BackendSpec
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel
+from manyhands.control import timing
 from manyhands.control.meeting import Meeting
 from manyhands.job.autobackend import start_best
 from manyhands.job.group_ranks import Members, ranks_per_host
@@ -26,8 +27,6 @@ from manyhands.net.network import show_address
 __all__ = ["Formed", "Setup", "among_processes", "among_threads", "come_alone", "finish"]
 
 _NO_BACKEND = "none"
-_SUCCESSOR_S = 2.0
-"""How long a new job waits until its store has a successor: mostly it takes milliseconds."""
 
 _log = logging.getLogger("manyhands.job")
 
@@ -82,7 +81,7 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
     _log.info("rank %d met the others, %d in all, at %s", job.rank, job.world_size, show_address(meeting.address))
     _prepare(job, setup.resolved, hosts)
     # What the ranks exchange next is then the sign that each of them outlives the store, from the first line after init() on.
-    job.control.await_successor(min(_SUCCESSOR_S, deadline.remaining()))
+    job.control.await_successor(min(timing.SUCCESSOR_S, deadline.remaining()))
     if spec is not None:
         _log.info("rank %d: backend %s, from %s", job.rank, name, setup.resolved.origin("backend"))
         _start_backend(job, spec, setup, deadline, None)

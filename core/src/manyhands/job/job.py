@@ -22,6 +22,7 @@ from manyhands.contract.backend import Backend, BackendSpec, Damaged, LinkLost, 
 from manyhands.contract.cards import read_cards
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
+from manyhands.control import timing
 from manyhands.control.connection import Control, make_join
 from manyhands.control.lobby import NEWCOMER_HELLO
 from manyhands.control.meeting import Meeting
@@ -62,7 +63,6 @@ class Part(Protocol):
 
 P = TypeVar("P", bound=Part)
 
-_LATECOMERS_S = 1.0
 AS_LONG_AS_IT_TAKES_S = 1e6
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What a connection fails with for a reason of this rank's own: the peer is not lost."""
@@ -178,7 +178,7 @@ class Job:
                 meeting.keep(job._release)
                 raise
             if job._store is not None and isinstance(error, RendezvousError):
-                time.sleep(_LATECOMERS_S)
+                time.sleep(timing.LATECOMERS_S)
             job._release()
             if isinstance(error, RendezvousError) and meeting.gone is not None and (how := meeting.gone().get(0)):
                 text = f"rank 0 was lost before the ranks had met: {how}"
