@@ -86,6 +86,7 @@ class SocketControl(Control):
         hello: bytes = CONTROL_HELLO,
     ) -> None:
         sock = dial_patiently(address, credentials, hello, join.rank, deadline, cancelled)
+        loop.own(sock)  # at once: nobody closes a control that fails before it is made
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
         self._loop = loop
         self._liveness = liveness
@@ -112,6 +113,7 @@ class SocketControl(Control):
         address = self.host, 0
         try:
             self._place = hold(self.host)
+            self._loop.own(self._place)
             address = self._place.getsockname()[:2]
         except OSError as error:  # as where there are no descriptors left
             _log.debug("rank %d has no place where others could find it: %s", self.rank, error)

@@ -74,7 +74,7 @@ class FrameConnection:
         self._max_bytes = max_bytes
         self._incoming = bytearray()
         self._outgoing = bytearray()
-        self._open = True
+        self._open = loop.own(sock)
         self._seal_out, self._seal_in = sock.seals
         self._length: int | None = None  # of the frame that comes
         self.flaw: str = ""
@@ -203,8 +203,7 @@ class FrameConnection:
         self._give_back()
 
     def _give_back(self) -> None:
-        self._loop.forget(self._sock)
-        self._sock.close()
+        self._loop.give_back(self._sock)
 
     def _lost(self, reason: str, error: OSError | None = None) -> None:
         self._open = False

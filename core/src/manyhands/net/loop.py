@@ -33,6 +33,8 @@ class Loop:
 
     Where a callback raises, or there is no memory to go on, the loop ends, and with it every connection that it serves: so the other sides hear of it at once.
 
+    It owns the sockets that it is given by `own`, and closes those that are left when it ends: by then nobody else can.
+
     Parameters
     ----------
     name
@@ -51,6 +53,7 @@ class Loop:
         self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain)
         self._calls: deque[Callable[[], None]] = deque()
+        self._owned: set[socket.socket] = set()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._running = True
@@ -68,6 +71,15 @@ class Loop:
             self._calls.append(function)
             with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
                 self._wake_writer.send(b"\x00")
+
+    def own(self, sock: socket.socket) -> bool:
+        """Own ``sock`` from now on; from any thread. Where the loop has ended, nobody would serve it: it is closed, and False returned."""
+        with self._lock:
+            if self._running:
+                self._owned.add(sock)
+                return True
+        sock.close()
+        return False
 
     @property
     def runs_here(self) -> bool:
@@ -89,6 +101,16 @@ class Loop:
         """Stop watching ``sock``; from the loop's thread."""
         if sock.fileno() >= 0 and sock in self._selector.get_map():
             self._selector.unregister(sock)
+
+    def let_go(self, sock: socket.socket) -> None:
+        """Stop watching ``sock`` and own it no more: the caller does; from the loop's thread."""
+        self.forget(sock)
+        self._owned.discard(sock)
+
+    def give_back(self, sock: socket.socket) -> None:
+        """Stop watching ``sock``, and close it; from the loop's thread."""
+        self.let_go(sock)
+        sock.close()
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """End the loop and wait for its thread; from any thread, twice is fine."""
@@ -129,6 +151,9 @@ class Loop:
             self._selector.close()
             self._wake_reader.close()
             self._wake_writer.close()
+            # A connection may outlive its owner for a moment, as one that is emptied, and what asks the loop to close it may come too late.
+            while self._owned:
+                self._owned.pop().close()
 
     def _serve(self) -> None:
         while self._running:

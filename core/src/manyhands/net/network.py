@@ -99,8 +99,10 @@ def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socke
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
             sock.listen(BACKLOG)
-        except OSError as error:
+        except BaseException as error:
             sock.close()
+            if not isinstance(error, OSError):
+                raise
             failure = error
         else:
             return sock
@@ -297,8 +299,10 @@ def _connect(address: Address, deadline: Deadline, cancelled: Callable[[], bool]
             if sock.getsockname() == sock.getpeername():
                 # A port of the ephemeral range where nobody listens may be given to this very socket, which then meets itself.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        except OSError as error:
+        except BaseException as error:  # as of the user, who interrupts it
             sock.close()
+            if not isinstance(error, OSError):
+                raise
             failure = error
         else:
             return sock
@@ -402,16 +406,16 @@ class Listener:
         self._callers: dict[socket.socket, _Stranger] = {}  # who knocked, and has not answered yet
         self._heard: dict[bytes, None] = {}
         self._expiring = self._refraining = False
-        sock.setblocking(False)
-        loop.call(lambda: loop.watch(sock, selectors.EVENT_READ, self._incoming))
+        if loop.own(sock):
+            sock.setblocking(False)
+            loop.call(self._resume)
 
     def close(self) -> None:
         """Stop listening and drop every connection that has not proved itself; from any thread."""
         self._loop.call(self._close)
 
     def _close(self) -> None:
-        self._loop.forget(self._sock)
-        self._sock.close()
+        self._loop.give_back(self._sock)
         for stranger in (*self._strangers.values(), *self._callers.values()):
             self._drop(stranger)
 
@@ -426,6 +430,7 @@ class Listener:
                     self._refrain(error)
                 return
             self._refraining = False
+            self._loop.own(sock)
             sock.setblocking(False)
             close_after_fork(sock)
             stranger = _Stranger(sock, (address[0], address[1]))
@@ -521,13 +526,14 @@ class Listener:
             return
         stranger.sock.send(reply)
         del self._callers[stranger.sock]
-        self._loop.forget(stranger.sock)
+        self._loop.let_go(stranger.sock)
         proven = ProvenSocket.over(stranger.sock, handshake.seals)
         encrypting = _encrypting(self._credentials, proven, True, handshake.said)
         if encrypting is None:
             self._hand_over(proven, hello)
             return
         stranger.sock = encrypting.sock
+        self._loop.own(stranger.sock)
         self._keep(stranger, self._callers, _MAX_CALLERS)
         self._encrypt(stranger, encrypting, hello)
 
@@ -544,7 +550,7 @@ class Listener:
                 self._loop.watch(stranger.sock, event, lambda _: self._encrypt(stranger, encrypting, hello))
                 return
             del self._callers[stranger.sock]
-            self._loop.forget(stranger.sock)
+            self._loop.let_go(stranger.sock)
             with contextlib.suppress(OSError):  # it has gone
                 self._hand_over(encrypting.sock, hello)
 
@@ -566,8 +572,7 @@ class Listener:
     def _drop(self, stranger: _Stranger) -> None:
         self._strangers.pop(stranger.sock, None)
         self._callers.pop(stranger.sock, None)
-        self._loop.forget(stranger.sock)
-        stranger.sock.close()
+        self._loop.give_back(stranger.sock)
 
 
 class _Stranger:

@@ -28,10 +28,19 @@ class ProvenSocket(socket.socket):
 
     @classmethod
     def over(cls, sock: socket.socket, seals: Seals) -> ProvenSocket:
-        """Take over the connection of ``sock``, which counts as closed from now on."""
-        proven = cls(sock.family, sock.type, sock.proto, sock.detach())
-        close_after_fork(proven)
-        proven.setblocking(False)
-        proven.seals = seals
-        proven.certificate = ""
+        """Take over the connection of ``sock``, which counts as closed from now on, also where this fails."""
+        try:
+            proven = cls(sock.family, sock.type, sock.proto, sock.fileno())
+        except BaseException:
+            sock.close()
+            raise
+        sock.detach()
+        try:
+            close_after_fork(proven)
+            proven.setblocking(False)
+            proven.seals = seals
+            proven.certificate = ""
+        except BaseException:
+            proven.close()
+            raise
         return proven

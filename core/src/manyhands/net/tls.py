@@ -232,6 +232,10 @@ class TlsSocket(ssl.SSLSocket, ProvenSocket):
 
     def recv(self, count: int = 1024, flags: int = 0) -> bytes:
         """Return what has come, at most ``count`` bytes."""
+        if self.lock is TlsSocket.lock:
+            # `SSLSocket._create` (Python 3.11) reads from a connection that has ended before it has got TLS, and leaves the socket open if that raises.
+            self.close()
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection before the handshake of TLS")
         return self._do(lambda: ssl.SSLSocket.recv(self, count))
 
     def recv_into(self, buffer: object, nbytes: int | None = None, flags: int = 0) -> int:
@@ -383,6 +387,8 @@ class TlsHandshake:
 def _over(context: ssl.SSLContext, sock: ProvenSocket, is_server: bool, host: str | None) -> TlsSocket:
     """Take over a connection, which counts as closed from now on; the handshake is to come."""
     try:
+        if host is not None:
+            host.encode("idna")  # raises of a name that is none, of which ssl would make a socket that nobody closes
         wrapped = context.wrap_socket(sock, is_server, do_handshake_on_connect=False, server_hostname=host)
     except ValueError as error:
         raise AuthenticationError(f"no certificate can name the host that was dialled, {host!r}: {error}") from None
