@@ -14,8 +14,10 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from waiting import PATIENCE_S
 from worlds import held_port, over_sockets
@@ -23,16 +25,19 @@ from worlds import held_port, over_sockets
 import manyhands as mh
 from manyhands.api import Group
 from manyhands.cli.main import main
+from manyhands.common.bounded import bounded
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
 from manyhands.control import network, tls
-from manyhands.control.credentials import Credentials
-from manyhands.control.loop import Loop
-from manyhands.control.network import Listener, dial, dial_patiently
-from manyhands.control.proven import ProvenSocket
+from manyhands.control.connection import Control
 from manyhands.control.remote import CONTROL_HELLO, SocketControl
-from manyhands.control.tls import Tls, TlsHandshake
 from manyhands.job.job import Job
+from manyhands.net.credentials import Credentials
+from manyhands.net.loop import Loop
+from manyhands.net.network import Listener, dial, dial_patiently
+from manyhands.net.proven import ProvenSocket
+from manyhands.net.tls import Tls, TlsHandshake
+from manyhands_tcp.backend import TcpBackend
 
 NO_SECRET = Credentials(b"")
 
@@ -57,7 +62,7 @@ def loop() -> Iterator[Loop]:
     assert crashes == []
 
 
-class Door:
+class JoinAddress:
     """Where others dial; it keeps who came."""
 
     def __init__(self, loop: Loop, credentials: Credentials = NO_SECRET) -> None:
@@ -73,8 +78,8 @@ class Door:
 
 
 @pytest.fixture
-def door(loop: Loop) -> Iterator[Door]:
-    door = Door(loop)
+def door(loop: Loop) -> Iterator[JoinAddress]:
+    door = JoinAddress(loop)
     yield door
     door.close()
 
@@ -153,29 +158,126 @@ def test_a_connection_that_is_given_to_a_loop_too_late_is_closed() -> None:
 # Who dials
 
 
-def test_who_is_interrupted_as_it_dials_leaves_nothing_open(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_interrupted_as_it_dials_leaves_nothing_open(door: JoinAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "_wait_until", raising(KeyboardInterrupt()))
     with all_closed(), pytest.raises(KeyboardInterrupt):
         dial(door.address, NO_SECRET, b"hello", Deadline(PATIENCE_S))
 
 
-def test_a_proven_connection_that_cannot_be_made_is_closed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proven_connection_that_cannot_be_made_is_closed(door: JoinAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     here, keep = threading.current_thread(), network.close_after_fork
 
     def is_dialled(_: socket.socket) -> bool:
         return threading.current_thread() is here
 
-    monkeypatch.setattr("manyhands.control.proven.close_after_fork", raising(MemoryError(), is_dialled, keep))
+    monkeypatch.setattr("manyhands.net.proven.close_after_fork", raising(MemoryError(), is_dialled, keep))
     with all_closed(), pytest.raises(MemoryError):
         dial(door.address, NO_SECRET, b"hello", Deadline(PATIENCE_S))
 
 
 @pytest.mark.parametrize("seam", ["_hold_place", "_post"])
-def test_a_control_that_fails_as_it_is_made_is_closed(seam: str, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_that_fails_as_it_is_made_is_closed(seam: str, door: JoinAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SocketControl, seam, raising(MemoryError()))
     config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{door.address[1]}"}}
     with all_closed(), pytest.raises(MemoryError):
         mh.init(config=config, rank=1, world_size=2)
+
+
+def test_what_comes_as_a_factory_is_interrupted_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            super().wait(timeout)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("manyhands.common.bounded.threading", _Threading(Interrupted))
+    given_back: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        bounded(lambda: "made", PATIENCE_S, "test", given_back.append)
+    assert given_back == ["made"]
+
+
+class _Threading:
+    """The module, with another event."""
+
+    Lock = staticmethod(threading.Lock)
+
+    def __init__(self, event: type[threading.Event]) -> None:
+        self.Event = event
+
+
+def test_who_fails_between_the_meeting_and_the_backend_leaves_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_second(job: Job, *_: object) -> bool:
+        return job.rank == 1
+
+    monkeypatch.setattr(Job, "record", raising(OSError("no such folder"), is_second, Job.record))
+    with all_closed():
+        errors = over_sockets(lambda _: None)
+    assert [type(error) for error in errors] == [mh.AbortedError, OSError]
+    assert "rank 1 ended with OSError: no such folder" in str(errors[0])
+
+
+# The backend tcp
+
+
+def test_links_that_come_to_a_rank_whose_backend_fails_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_come = threading.Event()
+    exchange, add = Control.exchange, TcpBackend._add
+
+    def exchanging(control: Control, name: str, *given: Any) -> Any:
+        answer = exchange(control, name, *given)
+        if (control.rank, name) == (1, "tcp"):
+            assert has_come.wait(PATIENCE_S)
+            raise OSError("no memory")
+        return answer
+
+    def adding(backend: TcpBackend, *given: Any) -> None:
+        add(backend, *given)
+        if backend.rank == 1:
+            has_come.set()
+
+    monkeypatch.setattr(Control, "exchange", exchanging)
+    monkeypatch.setattr(TcpBackend, "_add", adding)
+
+    def program(group: Group) -> None:
+        group.send(np.ones(1), 1)
+        group.recv(1)
+
+    with all_closed():
+        assert [type(error) for error in over_sockets(program)] == [mh.AbortedError, OSError]
+
+
+def test_connections_of_a_link_for_which_a_thread_is_refused_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin: Any = ThreadPoolExecutor._adjust_thread_count  # type: ignore[attr-defined]
+
+    def is_second(pool: Any) -> bool:
+        return pool._thread_name_prefix == "manyhands-tcp-dial" and bool(pool._threads)
+
+    refused = raising(RuntimeError("can't start new thread"), is_second, begin)
+    monkeypatch.setattr(ThreadPoolExecutor, "_adjust_thread_count", refused)
+
+    def program(group: Group) -> None:
+        group.sendrecv(np.ones(1), 1 - group.rank, 1 - group.rank)
+
+    with all_closed():
+        errors = over_sockets(program, streams=2)
+        assert type(errors[0]) is RuntimeError, errors
+
+
+def test_a_backend_that_cannot_be_closed_keeps_no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_second(backend: TcpBackend) -> bool:
+        return backend.rank == 1
+
+    def program(group: Group) -> None:
+        group.barrier()
+        loops[group.rank] = group._job.loop
+
+    loops: dict[int, Loop] = {}
+    monkeypatch.setattr(TcpBackend, "abort", raising(RuntimeError("no end"), is_second, TcpBackend.abort))
+    with all_closed():
+        assert [type(error) for error in over_sockets(program)] == [type(None), RuntimeError]
+        for loop in loops.values():
+            loop._thread.join(PATIENCE_S)
+            assert not loop._thread.is_alive()
 
 
 # TLS, which makes a socket of its own

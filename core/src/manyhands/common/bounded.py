@@ -42,7 +42,7 @@ def bounded(action: Callable[[], T], timeout_s: float, name: str, too_late: Call
     done: list[tuple[T | None, BaseException | None]] = []
     turn = threading.Lock()
     ended = threading.Event()
-    abandoned = False
+    abandoned = interrupted = False
 
     def run() -> None:
         value: T | None = None
@@ -62,9 +62,14 @@ def bounded(action: Callable[[], T], timeout_s: float, name: str, too_late: Call
     thread.start()
     try:
         ended.wait(timeout_s)
+    except BaseException:
+        interrupted = True
+        raise
     finally:
         with turn:
             abandoned = not done
+        if interrupted and done and done[0][1] is None:
+            too_late(cast("T", done.pop()[0]))
     if abandoned:
         raise Stuck(f"{name} did not end within {timeout_s:g} s")
     value, error = done.pop()

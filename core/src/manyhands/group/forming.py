@@ -79,15 +79,15 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
         setup.plugins.candidates(setup.resolved.lacking)  # without any, there is no need to meet
     job = Job.meet(meeting, deadline)
     _log.info("rank %d met the others, %d in all, at %s", job.rank, job.world_size, show_address(meeting.address))
-    _prepare(job, setup.resolved, hosts)
-    # What the ranks exchange next is then the sign that each of them outlives the store, from the first line after init() on.
-    job.control.await_successor(min(timing.SUCCESSOR_S, deadline.remaining()))
-    if spec is not None:
-        _log.info("rank %d: backend %s, from %s", job.rank, name, setup.resolved.origin("backend"))
-        _start_backend(job, spec, setup, deadline, None)
-        return job
     try:
-        start_best(job, setup.resolved, setup.plugins, deadline)
+        _prepare(job, setup.resolved, hosts)
+        # What the ranks exchange next is then the sign that each of them outlives the store, from the first line after init() on.
+        job.control.await_successor(min(timing.SUCCESSOR_S, deadline.remaining()))
+        if spec is None:
+            start_best(job, setup.resolved, setup.plugins, deadline)
+        else:
+            _log.info("rank %d: backend %s, from %s", job.rank, name, setup.resolved.origin("backend"))
+            job.start_backend(spec, setup.resolved, setup.plugins, None, deadline)
     except BaseException as error:
         job.abort(error)
         raise

@@ -433,20 +433,21 @@ class Job:
             self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
 
     def _release_backend(self) -> None:
-        kept = [each for part in self._parts.values() for each in part.close()]
-        channels, self.device_channels = self.device_channels, []
-        has_failed = hasattr(self, "control") and self.control.failed
-        if not has_failed:
-            _close_all(channels, kept)
-        if self.backend is not None:
-            self.backend.abort()
-            self.backend.close()
+        with contextlib.ExitStack() as at_end:  # what one of them raises keeps none of the others
+            for listener in self._listeners:
+                at_end.callback(listener.close)
+            if self.backend is not None:
+                at_end.callback(self.backend.close)
+                at_end.callback(self.backend.abort)
+            kept = [each for part in self._parts.values() for each in part.close()]
+            channels, self.device_channels = self.device_channels, []
+            has_failed = hasattr(self, "control") and self.control.failed
+            if not has_failed:
+                _close_all(channels, kept)
         if has_failed and channels:
             # What is aborted may take its time, or hang; the process need not wait for that.
             with contextlib.suppress(RuntimeError):
                 Thread(target=_close_all, args=(channels, kept), name="manyhands-gpus-close", daemon=True).start()
-        for listener in self._listeners:
-            listener.close()
 
     def _release(self) -> None:
         """Give everything back, in the order that lets the last messages out."""
@@ -458,17 +459,19 @@ class Job:
             self._dumper.close()
         if self._member is not None:
             self._member.not_at_end(self.finish)
-        self._release_backend()
-        for store in (self._store, self._standby):
-            if store is not None:
-                store.drain(1.0)
-        if hasattr(self, "control"):
-            self.control.close()
-        for store in (self._store, self._standby):
-            if store is not None:
-                store.close()
-        if self._loop is not None:
-            self._loop.stop()
+        try:
+            self._release_backend()
+        finally:  # what moved the bytes may be anybody's, and raise
+            for store in (self._store, self._standby):
+                if store is not None:
+                    store.drain(1.0)
+            if hasattr(self, "control"):
+                self.control.close()
+            for store in (self._store, self._standby):
+                if store is not None:
+                    store.close()
+            if self._loop is not None:
+                self._loop.stop()
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None], whom: str) -> Address:
         """Listen on a free port for ranks of this job that dial ``whom``."""

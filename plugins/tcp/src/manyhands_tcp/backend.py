@@ -113,14 +113,19 @@ class TcpBackend(Backend):
         listening, port = bootstrap.listen(host, self._accept)
         # Whoever listens everywhere is dialled where the others meet it: its own word for "everywhere" leads each to itself.
         reachable = bootstrap.host if listening in ("0.0.0.0", "::") else listening  # noqa: S104 - compared, not bound
-        cards = read_cards(bootstrap.exchange("tcp", write_card(_Card(reachable, port))), _Card)
-        addresses = [(card.host, card.port) for card in cards]
-        self._streams: dict[str, int] = {addresses[self.rank][0]: 1}
-        with self._changed:
-            self._addresses = addresses
-            knocks, self._early_knocks = self._early_knocks, []
-        for channel, peer in knocks:
-            self._start_dial(channel, peer)
+        self._streams: dict[str, int] = {}
+        try:
+            cards = read_cards(bootstrap.exchange("tcp", write_card(_Card(reachable, port))), _Card)
+            addresses = [(card.host, card.port) for card in cards]
+            self._streams[addresses[self.rank][0]] = 1
+            with self._changed:
+                self._addresses = addresses
+                knocks, self._early_knocks = self._early_knocks, []
+            for channel, peer in knocks:
+                self._start_dial(channel, peer)
+        except BaseException:  # ranks that are ready already may have dialled this one
+            self.close()
+            raise
 
     def open_transport(self, channel: int) -> TcpTransport:
         """Return the transport of a channel."""
@@ -253,13 +258,28 @@ class TcpBackend(Backend):
             return (self._bootstrap.dial(peer, address, hellos[0], deadline),)
         from concurrent.futures import ThreadPoolExecutor
 
-        futures = []
+        # Not in the futures: where a thread is refused to the pool, what was submitted is dialled by another one, and its future is lost.
+        dialled: dict[int, socket.socket] = {}
+        is_wanted = True
+
+        def dial(index: int) -> None:
+            sock = self._bootstrap.dial(peer, address, hellos[index], deadline)
+            with self._changed:
+                if is_wanted:
+                    dialled[index] = sock
+                    return
+            sock.close()
+
         try:
             with ThreadPoolExecutor(count, "manyhands-tcp-dial") as pool:
-                futures = [pool.submit(self._bootstrap.dial, peer, address, hello, deadline) for hello in hellos]
-            return tuple(future.result() for future in futures)
+                futures = [pool.submit(dial, index) for index in range(count)]
+            for future in futures:
+                future.result()
+            return tuple(dialled[index] for index in range(count))
         except BaseException as error:
-            _close_all(future.result() for future in futures if future.exception() is None)
+            with self._changed:  # where this was interrupted, some are still on their way
+                is_wanted = False
+                _close_all(dialled.values())
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 hint = f"{error.strerror}; two ranks share {count} connections here: backends.tcp.streams = 1 takes the fewest"
                 raise OSError(error.errno, hint) from error
