@@ -28,10 +28,10 @@ from manyhands.cli.main import main
 from manyhands.common.bounded import bounded
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
-from manyhands.control import network, tls
 from manyhands.control.connection import Control
 from manyhands.control.remote import CONTROL_HELLO, SocketControl
 from manyhands.job.job import Job
+from manyhands.net import network, tls
 from manyhands.net.credentials import Credentials
 from manyhands.net.loop import Loop
 from manyhands.net.network import Listener, dial, dial_patiently
