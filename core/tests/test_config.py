@@ -96,6 +96,9 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "rendezvous.secret_file": "default",
         "liveness.heartbeat_s": "default",
         "liveness.patience_s": "default",
+        "gpu_staging.latency_s": "default",
+        "gpu_staging.move_bytes_per_s": "default",
+        "gpu_staging.copy_bytes_per_s": "default",
         "recorder.directory": "default",
         "recorder.calls": "default",
         "security.checksum": "default",
@@ -192,7 +195,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             "timeout",
             3,
             (
-                "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, gpu_check, "
+                "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, gpu_check, gpu_staging, "
                 "algorithms, selection, reproducible, check_inputs, native, ranks_per_host, plugins, rendezvous, liveness, recorder, security, "
                 "backends"
             ),

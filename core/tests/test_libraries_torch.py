@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_gpu import fake_cupy
 from gpu_arrays import cupy, held_by, read
+from waiting import until
 
 from manyhands.arrays.libraries import library_of
 from manyhands.arrays.libraries import torch as torch_library
@@ -65,7 +66,15 @@ class Tensor:
         return self
 
     def view(self, shape):
+        if isinstance(shape, TorchDtype):
+            return Tensor(self.array.view({1: np.uint8, 2: np.int16}[shape.itemsize]), shape)
         return self.like(self.array.reshape(shape))
+
+    def reshape(self, shape):
+        return self.like(self.array.reshape(shape))
+
+    def __getitem__(self, key):
+        return self.like(self.array[key])
 
     def contiguous(self):
         return self.like(fake_cupy.ascontiguousarray(self.array))
@@ -73,9 +82,62 @@ class Tensor:
     def t(self):
         return self.like(self.array.T)
 
-    def copy_(self, other):
-        assert self.shape == other.shape
-        fake_cupy.copyto(self.array, other.array)
+    def copy_(self, other, non_blocking=False):
+        assert self.shape == list(other.shape)
+        if isinstance(other, Pinned):
+            assert non_blocking
+            with fake_cupy.cuda.Device(self.get_device()):
+                runtime.memcpyAsync(self.data_ptr(), other.address, self.array.nbytes, 1, current())
+        else:
+            fake_cupy.copyto(self.array, other.array)
+
+
+runtime = fake_cupy.cuda.runtime
+
+
+def current():
+    return fake_cupy.cuda.get_current_stream().ptr
+
+
+class Pinned:
+    """A tensor in pinned memory."""
+
+    def __init__(self, memory):
+        self.memory, self.shape, self.address = memory, memory.shape, memory.ctypes.data
+
+    def numpy(self):
+        return self.memory
+
+    def copy_(self, other, non_blocking=False):
+        assert non_blocking
+        with fake_cupy.cuda.Device(other.get_device()):
+            runtime.memcpyAsync(self.address, other.data_ptr(), self.memory.nbytes, 2, current())
+
+
+class Stream:
+    """A stream of torch's: a block of it makes its device the current one as well."""
+
+    def __init__(self, device, stream=None):
+        self.device = fake_cupy.cuda.Device(device)
+        with self.device:
+            self.stream = fake_cupy.cuda.Stream(non_blocking=True) if stream is None else stream
+
+    def __enter__(self):
+        self.device.__enter__()
+        self.stream.__enter__()
+
+    def __exit__(self, *error):
+        self.stream.__exit__(*error)
+        self.device.__exit__(*error)
+
+    def record_event(self):
+        with self.device:
+            event = self.stream.record()
+        event.query = lambda: event.done
+        return event
+
+    def wait_event(self, event):
+        self.stream.wait_event(event)
 
 
 class TorchDtype(SimpleNamespace):
@@ -164,6 +226,44 @@ def test_copies_and_results_of_tensors_keep_values_and_shapes(cupy, torch):
     assert (type(result), result.shape, result.data_ptr()) == (Tensor, [2, 3], target.pointer)
     array = read(value)
     assert library.contiguous(array) is array
+
+
+def test_a_lane_copies_by_bytes_beside_the_current_stream_and_behind_a_point_of_it(cupy, torch):
+    def current_stream(device):
+        return Stream(device, cupy.cuda.get_current_stream(device))
+
+    torch.cuda = SimpleNamespace(Stream=Stream, stream=lambda stream: stream, current_stream=current_stream)
+    torch.from_numpy = Pinned
+
+    def empty(nbytes, dtype, pin_memory):
+        assert pin_memory
+        assert dtype is torch.uint8
+        return Pinned(np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8))
+
+    torch.empty = empty
+    with cupy.cuda.Device(1):
+        busy = cupy.cuda.Stream(non_blocking=True)
+        source, target = (Tensor(cupy.zeros((2, 3), np.int16), torch.bfloat16) for _ in range(2))
+        cupy.cuda.Device(1).synchronize()
+        with busy:
+            library, array = library_of(source), read(source)
+            with fake_cupy.held(busy.ptr):
+                source.array[...] = cupy.asarray(np.arange(6, dtype=np.int16).reshape(2, 3))
+                point = library.point(1)
+                lane, host = library.lane(1), library.pinned(8, 1)
+                with cupy.cuda.Device(0):
+                    lane.after(point)
+                    lane.fetch(host.view(array.dtype)[:3], array, 2)
+                    mark = lane.mark()
+                assert not mark()
+            until(mark)
+            assert host.view(np.int16)[:3].tolist() == [2, 3, 4]
+            lane.store(read(target), 3, host.view(array.dtype)[:2])
+            until(lane.mark())
+            assert target.array.get().tolist() == [[0, 0, 0], [2, 3, 0]]
+            lane.copy(read(target), array)
+            until(lane.mark())
+            assert target.array.get().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize(

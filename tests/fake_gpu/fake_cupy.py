@@ -17,7 +17,7 @@ import pytest
 from fake_gpu import fake_cuda, fake_cupy_array
 from fake_gpu.fake_cuda import CUDARuntimeError, begin_capture, end_capture, enqueue, forgive, held, shut_down, view
 from fake_gpu.fake_cupy_array import Capsule, array, asarray, asnumpy, copyto, empty, empty_like, from_dlpack, ndarray
-from fake_gpu.fake_cupy_cuda import cuda, forget_streams, get_current_stream, pinned
+from fake_gpu.fake_cupy_cuda import cuda, forget_streams, get_current_stream, pinned, pinned_now
 from fake_gpu.fake_cupy_functions import FUNCTIONS, fft, linalg
 from fake_gpu.fake_driver import FakeDriver
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import types
+import weakref
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +26,7 @@ __all__ = [
     "forget_streams",
     "get_current_stream",
     "pinned",
+    "pinned_now",
 ]
 
 
@@ -164,8 +169,8 @@ class Stream(_BaseStream):
         else:
             super().__init__(0 if null else 2, -1)
 
-    def __del__(self) -> None:
-        if self._is_own:
+    def __del__(self, is_shutting_down: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._is_own and not is_shutting_down():
             fake_cuda.stream_destroy(self.ptr, missing_ok=True)
 
 
@@ -213,6 +218,17 @@ class PinnedMemoryPointer(bytearray):
         super().__init__(bytes([fake_cuda.POISON]) * size)
         self.ptr: int = np.frombuffer(self, np.uint8).ctypes.data if size else 0
         pinned.append(size)
+        _alive.add(self)
+
+    __hash__ = object.__hash__
+
+
+_alive: weakref.WeakSet[PinnedMemoryPointer] = weakref.WeakSet()
+
+
+def pinned_now() -> int:
+    """Return how many bytes of pinned memory somebody holds."""
+    return sum(len(memory) for memory in _alive)
 
 
 pinned: list[int] = []
@@ -235,8 +251,27 @@ def _properties(device: int) -> dict[str, Any]:
     }
 
 
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3
+
+
 def _memcpy(dst: int, src: int, size: int, kind: int, stream: int) -> None:
-    fake_cuda.enqueue(stream, lambda: np.copyto(view(dst, size), view(src, size)))
+    """Copy when the stream comes to it, which is true of the host's memory where that is pinned: no other one may be given."""
+    target = _pinned_at(dst, size) if kind == _DEVICE_TO_HOST else None
+    source = _pinned_at(src, size) if kind == _HOST_TO_DEVICE else None
+
+    def copy() -> None:
+        np.copyto(view(dst, size) if target is None else target, view(src, size) if source is None else source)
+
+    fake_cuda.enqueue(stream, copy)
+
+
+def _pinned_at(pointer: int, size: int) -> np.ndarray[Any, Any]:
+    """Return pinned memory at an address. As on a device, it is not kept: who drops it while a copy is under way has poison or worse."""
+    for memory in list(_alive):
+        if memory.ptr <= pointer and pointer + size <= memory.ptr + len(memory):
+            buffer = (ctypes.c_uint8 * size).from_address(pointer)
+            return np.frombuffer(buffer, np.uint8)
+    raise AssertionError("asynchronous copies of this fake are to and from pinned memory alone")
 
 
 def _module(name: str, **names: Any) -> Any:
@@ -283,6 +318,9 @@ cuda: Any = _module(
         getDeviceCount=fake_cuda.get_device_count,
         getDeviceProperties=_properties,
         memcpyAsync=_memcpy,
+        memcpyDeviceToDevice=_DEVICE_TO_DEVICE,
+        memcpyDeviceToHost=_DEVICE_TO_HOST,
+        memcpyHostToDevice=_HOST_TO_DEVICE,
         runtimeGetVersion=lambda: 12090,
         setDevice=fake_cuda.set_device,
         streamBeginCapture=lambda stream, mode=2: begin_capture(stream),

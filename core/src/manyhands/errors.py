@@ -263,4 +263,4 @@ class InternalError(ManyHandsError):
 
 
 class GpuFallbackWarning(UserWarning):
-    """An array on a GPU goes through host memory, as ``gpu_fallback = "host"`` allows. Each of these calls warns."""
+    """An array on a GPU goes through host memory, as ``gpu_fallback = "host"`` allows. Each operation of a group warns once."""

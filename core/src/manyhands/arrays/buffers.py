@@ -15,7 +15,7 @@ from manyhands.arrays.memory import Array, new_array, to_array
 from manyhands.common.lines import program_frame
 from manyhands.errors import GpuFallbackWarning, LayoutError, UnsupportedError
 
-__all__ = ["Give", "Memory", "Taken", "Taking", "fill"]
+__all__ = ["Give", "Memory", "Taken", "Taking", "fill", "staged"]
 
 Memory = Array | DeviceArray
 
@@ -43,8 +43,9 @@ class Taking:
         self._why = why
         self._serves_devices = serves_devices
         self._fallback = fallback
+        self._warned: set[str] = set()
 
-    def __call__(self, operation: str, array: Any, out: Any = None) -> Taken:
+    def __call__(self, operation: str, array: Any, out: Any = None, *, may_stage_later: bool = False) -> Taken:
         """Return the memory that a call works on.
 
         Parameters
@@ -53,6 +54,8 @@ class Taking:
             The name of the call.
         array, out
             As the caller gave them.
+        may_stage_later
+            Whether arrays on GPUs that are to go through the host's memory are returned as they are, for `staged` or a copy in pieces.
 
         Raises
         ------
@@ -79,13 +82,15 @@ class Taking:
             raise LayoutError(
                 f"out= is not on a GPU, and the array, a {type(array).__name__}, is: give both in the same memory"
             )
-        if self._serves_devices:
-            if target is not None and target.device != source.device:
+        if not self._serves_devices:
+            self.stage(operation, source.nbytes, type(array).__name__)
+        if self._serves_devices or may_stage_later:
+            if self._serves_devices and target is not None and target.device != source.device:
                 raise LayoutError(
                     f"out= is on device {target.device}, and the array on device {source.device}: give both on one"
                 )
             return source, target, (lambda result: result.library.give_device(result, array)) if out is None else lambda _: out
-        return self._staged(operation, source, array, target, out)
+        return staged(source, target, lambda result: out if target is not None else result.library.give_device(result, array))
 
     def receiving(self, operation: str, out: Any) -> tuple[Memory | None, Give | None]:
         """Return the memory to receive into, and what gives the result back, for a call without an input; raises the same
@@ -112,39 +117,20 @@ class Taking:
         return out if library is None else library.write(out)
 
     def stage(self, operation: str, nbytes: int, what: str) -> None:
-        """Warn that an array on a GPU goes through the host's memory; refuse that where the config does not allow it."""
+        """Warn that arrays on GPUs go through the host's memory, once for each operation; refuse that where the config does not allow it."""
         if self._fallback != "host":
             raise UnsupportedError(
                 f"{operation} was given a {what} on a GPU, and this backend moves host memory{self._why}: {WAYS_OUT}"
             )
+        if operation in self._warned:
+            return
         warnings.warn(
             f"{operation}: {nbytes} bytes of a {what} on a GPU go through the host's memory, since the backend moves no device memory"
             f'{self._why} (gpu_fallback = "host")',
             GpuFallbackWarning,
             stacklevel=_level(),
         )
-
-    def _staged(self, operation: str, source: DeviceArray, array: Any, target: DeviceArray | None, out: Any) -> Taken:
-        self.stage(operation, source.nbytes, type(array).__name__)
-        library, device = source.library, source.device
-        host = library.to_host(source)
-        if target is not None:
-            target.library.synchronize(
-                target.device
-            )  # what its stream has queued comes before the result, wherever that is copied from
-
-        def give(result: Array) -> Any:
-            if target is None:
-                return library.give_device(library.to_device(result, device), array)
-            fill(target, result)
-            return out
-
-        def finished(result: Array) -> Any:
-            given = give(result)
-            library.synchronize(device)  # this may be another thread than the caller's, with another current stream
-            return given
-
-        return host, None if target is None else new_array(target.shape, target.dtype), finished
+        self._warned.add(operation)  # not where the program makes an error of the warning
 
 
 def _level() -> int:
@@ -154,6 +140,31 @@ def _level() -> int:
     while frame is not found and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     return level
+
+
+def staged(source: DeviceArray, target: DeviceArray | None, give: Give | None) -> tuple[Array, Array | None, Give]:
+    """Return the host's memory that stands for an array on a GPU, and for ``out``, and what makes of a result in it what the caller gets.
+
+    ``give`` does so with one on the GPU. The host waits for the copies.
+    """
+    library, device = source.library, source.device
+    host = library.to_host(source)
+    if target is not None:
+        target.library.synchronize(
+            target.device
+        )  # what its stream has queued comes before the result, wherever that is copied from
+
+    def finished(result: Array) -> Any:
+        made = target
+        if made is None:
+            made = library.to_device(result, device)
+        else:
+            fill(made, result)
+        given = made if give is None else give(made)
+        made.library.synchronize(made.device)  # this may be another thread than the caller's, with another current stream
+        return given
+
+    return host, None if target is None else new_array(target.shape, target.dtype), finished
 
 
 def fill(target: DeviceArray, result: Array) -> None:

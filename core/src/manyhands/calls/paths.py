@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from manyhands.arrays.costs import Costs
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.calls.devices.actions import check_arrays, collective, copied, message
 from manyhands.calls.devices.calls import Devices
@@ -17,6 +18,7 @@ from manyhands.calls.messages.actions import MessagePath
 from manyhands.calls.order.ledger import Ledger
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Later, Local, Message, Operation, SizeExchange
+from manyhands.calls.staged import StagedPath
 from manyhands.common.native import native
 from manyhands.config import Settings
 from manyhands.config.plugins import PluginManager
@@ -97,6 +99,8 @@ class Paths:
         The fast ways of calls that were made before, by their keys and by the dtype and shape of the array.
     host, messages, devices
         The ways that steps take.
+    staged
+        The way of collectives on GPUs through the host's memory; None where the backend moves that of GPUs.
     """
 
     def __init__(
@@ -114,6 +118,11 @@ class Paths:
         self.fast: dict[Hashable, Fast] = {}
         self.host: HostPath = HostPath(job, members, self.ledger, plugins, selector)
         self.messages: MessagePath = MessagePath(job, members, self.ledger)
+        self.staged: StagedPath | None = None
+        if job.backend is not None and "cuda" not in job.backend.memory:
+            said = settings.gpu_staging
+            costs = Costs(said.latency_s, said.move_bytes_per_s, said.copy_bytes_per_s)
+            self.staged = StagedPath(job, members, self.host, costs)
         self.devices: Devices = Devices(
             job, members, plugins, self.ledger, channel, self.fast, always=settings.gpu_check == "always"
         )
@@ -127,8 +136,12 @@ class Paths:
             ``out`` does not fit, or an array is on another device than the group's.
         OutOfMemoryError
             There is no memory for the result.
+        UsageError
+            A function of the user's does not combine arrays.
         """
         match step:
+            case Operation(source=DeviceArray()) if self.staged is not None:
+                return self.staged.prepare(step)
             case Operation(source=DeviceArray()):
                 return collective(self.devices, step, may_alias=step.request.collective in VECTOR)
             case Operation():
@@ -153,5 +166,7 @@ class Paths:
     def close(self) -> None:
         """Give back the transports; no call may follow."""
         self.devices.close()
+        if self.staged is not None:
+            self.staged.close()
         self.host.plans.close()
         self.messages.close()

@@ -98,7 +98,7 @@ class CallBuilder:
     def all_reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Operation:
         if out is None and type(array) is np.ndarray and array.dtype in CODES:  # as `Taking`, which most calls need not ask
             return self.all_reduce_of((array, None, None), op, reproducible)
-        return self.all_reduce_of(self.take("all_reduce", array, out), op, reproducible)
+        return self.all_reduce_of(self.take("all_reduce", array, out, may_stage_later=True), op, reproducible)
 
     def all_reduce_of(self, taken: Taken, op: OpLike, reproducible: bool | None) -> Operation:
         """Return the step of an all_reduce of an array that was taken before."""
@@ -109,7 +109,7 @@ class CallBuilder:
 
     def reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None, root: int) -> Operation:
         root = self.arguments.rank(root, "root")
-        source, target, give = self.take("reduce", array, out)
+        source, target, give = self.take("reduce", array, out, may_stage_later=True)
         request = Request(
             Collective.REDUCE,
             source.dtype,
@@ -132,7 +132,7 @@ class CallBuilder:
                 "broadcast_object"
             )
             raise LayoutError(f"broadcast was given None instead of an array: {remedy}", rank=self._job.rank)
-        source, target, give = self.take("broadcast", array, out)
+        source, target, give = self.take("broadcast", array, out, may_stage_later=True)
         request = Request(Collective.BROADCAST, source.dtype, source.shape, root=root)
         sent = source if self._rank == root or isinstance(source, DeviceArray) else np.empty(0, source.dtype)
         return Operation(request, sent, source.shape, target, give)
@@ -155,7 +155,7 @@ class CallBuilder:
         reproducible: bool | None,
         counts: Sequence[int] | None = None,
     ) -> Operation:
-        source, target, give = self.take("reduce_scatter", array, out)
+        source, target, give = self.take("reduce_scatter", array, out, may_stage_later=True)
         per_rank, sizes = self.arguments.blocks(source, counts, "reduce_scatter")
         request = Request(
             Collective.REDUCE_SCATTER,
@@ -366,7 +366,9 @@ class CallBuilder:
     ) -> CallSteps:
         """Gather, with counts where the arrays differ in length; with ``uneven`` these travel first, and then it is one with counts."""
         what = collective.value
-        source, target, give = self.take(what, array, out)
+        # What travels ahead, and what a gather brings, is on the host by then.
+        may_stage_later = collective is Collective.ALL_GATHER and not uneven
+        source, target, give = self.take(what, array, out, may_stage_later=may_stage_later)
         if source.ndim == 0:
             source = source.reshape(1)
         if uneven:

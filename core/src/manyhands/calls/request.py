@@ -57,6 +57,9 @@ class Request(msgspec.Struct, frozen=True):
         Whether the bits of the result must not depend on the algorithm.
     operation, part
         For a request that is only a part of what the user called: the user's operation, and which part.
+    whole, cut
+        For a piece of a call on a GPU that goes through the host's memory: the user's call, and into pieces of how many elements of each rank's
+        part it is cut.
     """
 
     collective: Collective
@@ -70,6 +73,8 @@ class Request(msgspec.Struct, frozen=True):
     reproducible: bool = False
     operation: str = ""
     part: str = ""
+    whole: Request | None = None
+    cut: int = 0
 
     @property
     def name(self) -> str:
@@ -81,6 +86,9 @@ class Request(msgspec.Struct, frozen=True):
 
     def signature(self, *, algorithm: str = "", device: str = "") -> CallSignature:
         """Return what all ranks must call alike: this, by an algorithm, on a kind of device where that is not the host's memory."""
+        if self.whole is not None:
+            where = f"a GPU, through the host in pieces of {self.cut} elements"
+            return self.whole.signature(algorithm=algorithm, device=where)
         reduction = self.reduction
         return CallSignature(
             operation=self.operation or self.collective.value,

@@ -8,9 +8,17 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-__all__ = ["TABLES", "LivenessSettings", "RecorderSettings", "RendezvousSettings", "SecuritySettings", "Settings"]
+__all__ = [
+    "TABLES",
+    "GpuStagingSettings",
+    "LivenessSettings",
+    "RecorderSettings",
+    "RendezvousSettings",
+    "SecuritySettings",
+    "Settings",
+]
 
-TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "liveness", "recorder", "rendezvous", "security")
+TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "gpu_staging", "liveness", "recorder", "rendezvous", "security")
 """The keys of `Settings` that hold other keys."""
 
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})")
@@ -23,6 +31,13 @@ def _seconds(value: Any) -> Any:
     """Refuse true and false, which pydantic would take for 1 and 0 seconds."""
     if isinstance(value, bool):
         raise ValueError("expected a number of seconds")
+    return value
+
+
+def _rate(value: Any) -> Any:
+    """Refuse true and false, likewise."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number of bytes")
     return value
 
 
@@ -49,6 +64,9 @@ def _backend(value: Any) -> Any:
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_seconds)]
 """A positive, finite number of seconds."""
+
+_BytesPerS = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_rate)]
+"""A positive, finite number of bytes in a second."""
 
 _Count = Annotated[int, Field(gt=0), BeforeValidator(_count)]
 """A positive whole number."""
@@ -99,6 +117,20 @@ class LivenessSettings(_Table):
         return value
 
 
+class GpuStagingSettings(_Table):
+    """``[gpu_staging]``: what it costs where arrays on GPUs go through the host's memory, by which they are cut into pieces; alike on all ranks."""
+
+    latency_s: _Seconds = Field(
+        default=100e-6, description="Seconds that a collective lasts beside its bytes: of one element, for example."
+    )
+    move_bytes_per_s: _BytesPerS = Field(
+        default=2e9, description="The bytes of an array that a collective sends and reduces in a second."
+    )
+    copy_bytes_per_s: _BytesPerS = Field(
+        default=12e9, description="The bytes that are copied between a GPU and pinned memory in a second, in one direction."
+    )
+
+
 class RecorderSettings(_Table):
     """``[recorder]``: what the flight recorder keeps, and where it writes it."""
 
@@ -138,11 +170,15 @@ class Settings(_Table):
     timeout_s: _Seconds = Field(default=60.0, description="Seconds that any one operation may last.")
     gpu_fallback: Literal["error", "host"] = Field(
         default="error",
-        description="What to do with GPU arrays on a backend without GPU support: refuse, or copy them through host memory, with a warning for each call.",
+        description="What to do with GPU arrays on a backend without GPU support: refuse, or copy them through host memory, with a warning for each kind of call.",
     )
     gpu_check: Literal["kinds", "always"] = Field(
         default="kinds",
         description="Before which calls on GPUs all ranks compare what they are about to do: the first of each kind, or every one.",
+    )
+    gpu_staging: GpuStagingSettings = Field(
+        default_factory=GpuStagingSettings,
+        description="What the pieces cost in which arrays on GPUs go through the host's memory.",
     )
     algorithms: dict[str, str] = Field(
         default_factory=dict,

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from manyhands.arrays.libraries.cupy import CuPyLibrary
-from manyhands.arrays.libraries.library import DeviceArray, Library
+from manyhands.arrays.libraries.library import DeviceArray, Lane, Library
 from manyhands.arrays.libraries.shared import WAYS_OUT
 from manyhands.arrays.libraries.standard import JaxLibrary, StandardLibrary
 from manyhands.arrays.libraries.torch import TorchLibrary
 
-__all__ = ["WAYS_OUT", "DeviceArray", "Library", "device_library", "device_number", "library_of", "present"]
+__all__ = ["WAYS_OUT", "DeviceArray", "Lane", "Library", "device_library", "device_number", "library_of", "present"]
 
 _BY_BASE: tuple[tuple[str, str, Library], ...] = (
     ("cupy", "ndarray", CuPyLibrary()),

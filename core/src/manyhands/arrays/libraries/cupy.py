@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
 
 from manyhands.arrays.dtypes import check_dtype
-from manyhands.arrays.libraries.library import Array, DeviceArray, Library
+from manyhands.arrays.libraries.library import Array, DeviceArray, Lane, Library
 from manyhands.arrays.libraries.shared import no_memory, refuse_overlap
 from manyhands.errors import DTypeError
 
@@ -105,12 +105,9 @@ class CuPyLibrary(Library):
         """Return a copy in memory of CuPy's pinned pool; the host waits for the current stream."""
         if not array.size:
             return np.empty(array.shape, array.dtype)
-        cupy = sys.modules["cupy"]
-        # Pinned memory belongs to the context of the current device, which is made where there is none. `get` copies on the current stream of the
-        # current device, wherever the array is.
+        # `get` copies on the current stream of the current device, wherever the array is.
         with on_device(array.device):
-            pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
-            host = np.frombuffer(pinned, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
+            host = self.pinned(array.nbytes, array.device).view(array.dtype).reshape(array.shape)
             array.owner.reshape(array.shape).get(out=host)
         return host
 
@@ -119,9 +116,69 @@ class CuPyLibrary(Library):
         with on_device(device):
             return self._device_array(sys.modules["cupy"].asarray(result, order="C"))
 
+    def point(self, device: int) -> Any:
+        """Return an event on CuPy's current stream."""
+        with on_device(device):
+            return _event(sys.modules["cupy"].cuda.get_current_stream(device))
+
+    def lane(self, device: int) -> Lane:
+        """Return a lane on a non-blocking stream: it waits for the legacy default stream where it is told to alone."""
+        return _Lane(self, device)
+
+    def pinned(self, nbytes: int, device: int) -> Array:
+        """Return memory of CuPy's pinned pool, which gets it back when nobody has the array any more.
+
+        It belongs to the context of the current device, which is made where there is none.
+        """
+        with on_device(device):
+            return np.frombuffer(sys.modules["cupy"].cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
     def _device_array(self, array: Any) -> DeviceArray:
         data = array.data
         return DeviceArray(array, self, data.ptr, array.shape, array.dtype, data.device_id, is_contiguous=True)
+
+
+class _Lane(Lane):
+    """A stream of CuPy's."""
+
+    def __init__(self, library: CuPyLibrary, device: int) -> None:
+        self._library = library
+        self._device = device
+        self._runtime = sys.modules["cupy"].cuda.runtime
+        with on_device(device):
+            self._stream = sys.modules["cupy"].cuda.Stream(non_blocking=True)
+
+    def after(self, point: Any) -> None:
+        with on_device(self._device):
+            self._stream.wait_event(point)
+
+    def fetch(self, host: Array, source: DeviceArray, start: int) -> None:
+        pointer = source.pointer + start * source.dtype.itemsize
+        self._copy(host.ctypes.data, pointer, host.nbytes, self._runtime.memcpyDeviceToHost)
+
+    def store(self, target: DeviceArray, start: int, host: Array) -> None:
+        pointer = target.pointer + start * target.dtype.itemsize
+        self._copy(pointer, host.ctypes.data, host.nbytes, self._runtime.memcpyHostToDevice)
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
+        with on_device(self._device):  # a thread that has used no device yet would give the first one a context
+            self._runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
+
+    def copy(self, target: DeviceArray, source: DeviceArray) -> None:
+        with self._library.using(self._stream, self._device):
+            self._library.copy(target, source)
+
+    def mark(self) -> Callable[[], bool]:
+        with on_device(self._device):
+            event = _event(self._stream)
+        return lambda: bool(event.done)
+
+
+def _event(stream: Any) -> Any:
+    """Return an event behind all that is queued on a stream of the current device."""
+    event = sys.modules["cupy"].cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event
 
 
 def on_device(device: int) -> AbstractContextManager[Any]:

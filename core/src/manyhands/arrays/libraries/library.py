@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "DeviceArray", "Library"]
+__all__ = ["Array", "DeviceArray", "Lane", "Library"]
 
 Array = npt.NDArray[Any]
 
@@ -75,6 +76,33 @@ class DeviceArray:
         return DeviceArray(
             self.owner, self.library, self.pointer, shape, self.dtype, self.device, is_contiguous=self.is_contiguous
         )
+
+
+class Lane(ABC):
+    """A stream of a library's on one device, beside all others: copies between the device and pinned memory run on it, one after the other.
+
+    Nothing here waits on the host. The memory must be kept until a mark behind the last copy is done.
+    """
+
+    @abstractmethod
+    def after(self, point: Any) -> None:
+        """Let what is queued from now on wait for what `Library.point` returned."""
+
+    @abstractmethod
+    def fetch(self, host: Array, source: DeviceArray, start: int) -> None:
+        """Queue a copy to ``host`` of as many elements of a C-contiguous array as there is room for, from element ``start`` on."""
+
+    @abstractmethod
+    def store(self, target: DeviceArray, start: int, host: Array) -> None:
+        """Queue a copy of all elements of ``host`` into a C-contiguous array, from element ``start`` on."""
+
+    @abstractmethod
+    def copy(self, target: DeviceArray, source: DeviceArray) -> None:
+        """Queue a copy on the device, as `Library.copy`."""
+
+    @abstractmethod
+    def mark(self) -> Callable[[], bool]:
+        """Return what tells whether all that has been queued by now is done. It never blocks, and raises where the device has failed."""
 
 
 class Library(ABC):
@@ -180,4 +208,16 @@ class Library(ABC):
 
     def to_device(self, result: Array, device: int) -> DeviceArray:
         """Return a copy of a host array on a device, made on the current stream."""
+        raise NotImplementedError
+
+    def point(self, device: int) -> Any:
+        """Return the point that the current stream of a device, in this thread, has come to when it has done all that is queued by now."""
+        raise NotImplementedError
+
+    def lane(self, device: int) -> Lane:
+        """Return a new lane of a device."""
+        raise NotImplementedError
+
+    def pinned(self, nbytes: int, device: int) -> Array:
+        """Return so many bytes of pinned memory of the host, which all devices may copy from and to; a ``device`` that is in use is enough."""
         raise NotImplementedError

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from manyhands.arrays.libraries.library import Array, DeviceArray, Library
+from manyhands.arrays.libraries.library import Array, DeviceArray, Lane, Library
 from manyhands.arrays.libraries.shared import low_precision_dtype, no_memory, refuse_overlap
 from manyhands.errors import DTypeError, LayoutError, UsageError
 
@@ -148,6 +149,57 @@ class TorchLibrary(Library):
         torch = sys.modules["torch"]
         tensor = _tensor(result).to(torch.device("cuda", device)).contiguous()
         return DeviceArray(tensor, self, tensor.data_ptr(), result.shape, result.dtype, device, is_contiguous=True)
+
+    def point(self, device: int) -> Any:
+        """Return an event on torch's current stream."""
+        return sys.modules["torch"].cuda.current_stream(device).record_event()
+
+    def lane(self, device: int) -> Lane:
+        """Return a lane on one of torch's streams, which are non-blocking."""
+        return _Lane(self, device)
+
+    def pinned(self, nbytes: int, device: int) -> Array:
+        """Return memory of torch's caching allocator for pinned memory, which gets it back when nobody has the array any more."""
+        torch = sys.modules["torch"]
+        memory: Array = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return memory
+
+
+class _Lane(Lane):
+    """A stream of torch's. Copies go by bytes, since NumPy lacks some of torch's dtypes.
+
+    A copy with ``non_blocking`` returns at once where the host's memory is pinned, which CUDA sees by the address (aten/src/ATen/native/cuda/Copy.cu).
+    """
+
+    def __init__(self, library: TorchLibrary, device: int) -> None:
+        self._library = library
+        self._torch = sys.modules["torch"]
+        self._stream = self._torch.cuda.Stream(device=device)
+
+    def after(self, point: Any) -> None:
+        self._stream.wait_event(point)
+
+    def fetch(self, host: Array, source: DeviceArray, start: int) -> None:
+        part = self._bytes(source, start, host.nbytes)
+        with self._torch.cuda.stream(self._stream):
+            self._torch.from_numpy(host.view(np.uint8)).copy_(part, non_blocking=True)
+
+    def store(self, target: DeviceArray, start: int, host: Array) -> None:
+        part = self._bytes(target, start, host.nbytes)
+        with self._torch.cuda.stream(self._stream):
+            part.copy_(self._torch.from_numpy(host.view(np.uint8)), non_blocking=True)
+
+    def copy(self, target: DeviceArray, source: DeviceArray) -> None:
+        with self._torch.cuda.stream(self._stream):
+            self._library.copy(target, source)
+
+    def mark(self) -> Callable[[], bool]:
+        done: Callable[[], bool] = self._stream.record_event().query
+        return done
+
+    def _bytes(self, array: DeviceArray, start: int, nbytes: int) -> Any:
+        first = start * array.dtype.itemsize
+        return array.owner.reshape(-1).view(self._torch.uint8)[first : first + nbytes]
 
 
 def _check(value: Any) -> None:

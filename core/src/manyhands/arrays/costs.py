@@ -1,0 +1,61 @@
+"""How large the pieces are in which an array on a GPU goes through the host's memory: a model of what a piece costs.
+
+A piece is copied to the host, moved between the ranks, and copied back. The three overlap for pieces that follow each other, so that a call of
+k pieces lasts as long as one piece, and k - 1 times as long as the slowest of the three: see docs/gpus.md, "Through the host".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = ["MOST_PIECE_BYTES", "Costs", "piece_bytes"]
+
+MOST_PIECE_BYTES: int = 1 << 24
+"""The largest piece, which bounds the pinned memory of a group."""
+
+_LEAST_PIECE_BYTES = 1 << 16
+_COPY_LATENCY_S = 20e-6
+"""What it takes to queue a copy and to see its end, beside what its bytes take."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What copies and calls cost.
+
+    Parameters
+    ----------
+    latency_s
+        Seconds that a call between the ranks takes beside its bytes.
+    move_bytes_per_s
+        The bytes that a call sends and reduces in a second.
+    copy_bytes_per_s
+        The bytes that are copied between a GPU and pinned memory in a second, in one direction.
+    """
+
+    latency_s: float
+    move_bytes_per_s: float
+    copy_bytes_per_s: float
+
+    def seconds(self, nbytes: int, piece: int) -> float:
+        """Return what a call on so many bytes takes in pieces of so many."""
+        count = -(-nbytes // piece)
+        copy = _COPY_LATENCY_S + piece / self.copy_bytes_per_s
+        move = self.latency_s + piece / self.move_bytes_per_s
+        return 2 * copy + move + (count - 1) * max(copy, move)
+
+
+@lru_cache(maxsize=256)
+def piece_bytes(costs: Costs, nbytes: int) -> int:
+    """Return how many bytes a piece of ``nbytes`` has by which a call is over the soonest; ``nbytes`` where that is in one piece.
+
+    All ranks with the same costs find the same.
+    """
+    best, least = nbytes, costs.seconds(nbytes, nbytes)
+    piece = _LEAST_PIECE_BYTES
+    while piece <= MOST_PIECE_BYTES and piece < nbytes:
+        seconds = costs.seconds(nbytes, piece)
+        if seconds < least:
+            best, least = piece, seconds
+        piece *= 2
+    return best
