@@ -94,8 +94,8 @@ def all_calls(group: Group, give: Callable[[Any], Any], dtype: Any) -> list[Any]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_values_are_those_of_the_call_on_the_host_bit_by_bit(log: Log, size: int, dtype: str) -> None:
+@pytest.mark.parametrize(("backend", "size"), [("tcp", 2), ("tcp", 3), ("shm", 2)])
+def test_the_values_are_those_of_the_call_on_the_host_bit_by_bit(log: Log, backend: str, size: int, dtype: str) -> None:
     def program(group: Group) -> None:
         found, expected = all_calls(group, cupy.asarray, dtype), all_calls(group, np.asarray, dtype)
         assert all(each is None or type(each) is cupy.ndarray for each in found)
@@ -104,7 +104,7 @@ def test_the_values_are_those_of_the_call_on_the_host_bit_by_bit(log: Log, size:
             assert one is None or bits(one) == bits(other)
         assert log.count(group.rank, "fetch") >= 10
 
-    ranks(program, size, config=STAGED)
+    ranks(program, size, config={**STAGED, "backend": backend})
 
 
 def test_results_go_to_out_whatever_its_layout_and_what_it_shares(log: Log) -> None:
