@@ -29,7 +29,7 @@ def repository() -> Path:
 def run_python(tmp_path: Path) -> Run:
     """Run this Python with some arguments, in an empty folder, and return what it said."""
 
-    def run(*arguments: str | Path, timeout_s: float = 50) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str | Path, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
         if arguments[:2] == ("-m", "manyhands"):
             return preloaded.run(arguments, cwd=tmp_path, timeout_s=timeout_s)
         command = [sys.executable, *map(str, arguments)]

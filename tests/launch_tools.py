@@ -36,6 +36,7 @@ from manyhands.launch import processes
 from manyhands.launch.launching import Launch
 given = json.loads(sys.argv[1])
 processes._END_S = processes._STOP_S = given.pop("end_s")
+processes._PATIENCE_S = given.pop("patience_s", processes._PATIENCE_S)
 given["args"] = tuple(given.get("args", ()))
 sys.exit(processes.run_job(Launch(**given)))
 """

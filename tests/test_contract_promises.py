@@ -8,7 +8,6 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from manyhands_tcp.plugin import TcpConfig
 PATIENCE_S = 20.0
 
 
-@dataclass(frozen=True)
 class Config(TcpConfig):
     whole: bool = False
     eager: bool = False

@@ -6,7 +6,6 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from manyhands_tcp.backend import TcpBackend, TcpTransport
 from manyhands_tcp.plugin import TcpConfig
 
 
-@dataclass(frozen=True)
 class Config(TcpConfig):
     fault: str = ""
 

@@ -210,14 +210,25 @@ def test_ctrl_z_stops_the_ranks_too(tmp_path: Path, watch: Watch) -> None:
 def test_what_a_rank_leaves_running_may_end_by_itself(tmp_path: Path) -> None:
     script = """
         import os, subprocess, sys
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5); open('result', 'w').write('all'); print('written')"])
+        subprocess.Popen([sys.executable, "-c", '''if True:
+            import os, time
+            while not os.path.exists("told"):
+                time.sleep(0.01)
+            open("result", "w").write("all")
+            print("written")
+        '''])
     """
-    done = launch(tmp_path, script, ranks=2)
+    launcher = start(tmp_path, script, ranks=2)
+    assert launcher.stderr is not None
+    said = launcher.stderr.readline()
+    (tmp_path / "told").touch()
+    done = subprocess.CompletedProcess("", launcher.wait(timeout=60), *launcher.communicate())
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] written", "[1] written"])
     assert re.fullmatch(
         r"manyhands run: ranks 0 and 1 ended and left processes running, which may take 30 s to end \(--grace\): python\S* \d+, python\S* \d+\n",
-        done.stderr,
+        said,
     )
+    assert done.stderr == ""
     assert (tmp_path / "result").read_text() == "all"
 
 

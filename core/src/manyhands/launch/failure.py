@@ -13,7 +13,7 @@ from manyhands.job.error_file import shown_path
 if TYPE_CHECKING:
     from manyhands.job.error_file import ErrorRecord
 
-__all__ = ["Failure", "exit_code", "last_straw", "name_ranks", "primary", "report", "report_ended", "report_lost"]
+__all__ = ["MISTAKES", "Failure", "exit_code", "last_straw", "name_ranks", "primary", "report", "report_ended", "report_lost"]
 
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
 _CHAINED = re.compile(
@@ -22,6 +22,8 @@ _CHAINED = re.compile(
 )
 _PLACE = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LAST_LINES = 10
+MISTAKES = {f"manyhands.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError")}
+"""What a program has done wrong on all ranks: new ones would find nobody to let them in."""
 _LATE_S = 0.1
 """How much later than its consequences a death may be seen."""
 

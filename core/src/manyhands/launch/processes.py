@@ -19,7 +19,7 @@ from manyhands.common.variables import Variable, of_setting
 from manyhands.errors import UsageError
 from manyhands.job import error_file
 from manyhands.launch.child import Child
-from manyhands.launch.failure import exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
+from manyhands.launch.failure import MISTAKES, exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
 from manyhands.launch.groups import (
     Left,
@@ -52,9 +52,6 @@ _LOOK_S = 0.1
 _PATIENCE_S = 0.2
 _READ_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP)
-_RECORDS = of_setting("recorder", "directory")
-_MISTAKES = {f"manyhands.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError")}
-"""What a program has done wrong on all ranks: new ones would find nobody to let them in."""
 
 
 @all_signals()
@@ -184,12 +181,10 @@ class _Launcher:
         job, meeting = self._job, self._meeting
         rank = job.node_rank * job.ranks + local_rank
         path = self._guard.folder / f"rank-{len(self._children)}.json"
-        elastic: dict[str, str] = {}
+        elastic = {}
         if job.is_elastic:
             self._mark(rank).unlink(missing_ok=True)
-            elastic[Variable.ELASTIC] = str(self._guard.folder)
-            if is_newcomer:
-                elastic[Variable.NEWCOMER] = "1"
+            elastic = {str(Variable.ELASTIC): str(self._guard.folder)} | ({str(Variable.NEWCOMER): "1"} if is_newcomer else {})
         variables = meeting.variables(job, local_rank, self._environ, elastic) | {Variable.ERROR_FILE: str(path)}
         holds = meeting.listener is not None and (rank == 0 or job.is_elastic)
         handed_over = (meeting.listener.fileno(),) if holds and meeting.listener is not None else ()
@@ -237,7 +232,8 @@ class _Launcher:
         code = self._conclude()
         for screen in self._screens:
             screen.tell_of_lost()
-        records = self._job.environ.get(_RECORDS, os.environ.get(_RECORDS))
+        setting = of_setting("recorder", "directory")
+        records = self._job.environ.get(setting, os.environ.get(setting))
         if code and records:
             self._say(f"manyhands run: what the ranks recorded: manyhands explain {shlex.quote(records)}\n")
         return code
@@ -481,7 +477,7 @@ class _Launcher:
             return False
         failed.made_good = not was_member
         failure = failed.failure()
-        is_mistake = failure.record is not None and failure.record.type in _MISTAKES
+        is_mistake = failure.record is not None and failure.record.type in MISTAKES
         if self._restarts and not is_mistake and not self._is_ending() and (self._job.nodes == 1 or was_member):
             self._restarts -= 1
             how = failure.how
