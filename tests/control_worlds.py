@@ -94,6 +94,10 @@ class Loop:
     def call(self, function: Callable[[], object]) -> None:
         self.calls.append(function)
 
+    def own(self, _: object) -> bool:
+        """Own a connection or a place, which ends with the process anyway."""
+        return self._process.is_alive
+
     def call_later(self, delay_s: float, function: Callable[[], object]) -> None:
         network = self._network
         network.timers.append((network.now + delay_s, next(network.count), self._process, function))

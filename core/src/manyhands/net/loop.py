@@ -153,7 +153,8 @@ class Loop:
             self._wake_writer.close()
             # A connection may outlive its owner for a moment, as one that is emptied, and what asks the loop to close it may come too late.
             while self._owned:
-                self._owned.pop().close()
+                with contextlib.suppress(OSError):
+                    self._owned.pop().close()
 
     def _serve(self) -> None:
         while self._running:
