@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_gpu import fake_cuda, fake_cupy
 from fake_gpu.fake_nccl import FakeNccl
+from fake_gpu.through_nccl4py import BINDINGS, install
 from waiting import until
 from worlds import must, thread_world
 
@@ -25,11 +26,11 @@ HYBRID = {"backend": "hybrid", "ranks_per_host": 4, "backends": {"hybrid": {"rou
 BACKENDS = pytest.mark.parametrize("config", [NCCL, HYBRID], ids=["nccl", "hybrid"])
 
 
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
-    """A machine with four GPUs, CuPy and NCCL."""
+@pytest.fixture(params=BINDINGS)
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
+    """A machine with four GPUs, CuPy and NCCL: the plugin calls the fake itself, or the real nccl4py above it."""
     fake = FakeNccl()
-    fake.install(monkeypatch)
+    install(fake, request.param, monkeypatch)
     fake_cupy.install(monkeypatch, 4)
     monkeypatch.setattr(plugin, "_DRIVER", None)  # this program itself, which is always there
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

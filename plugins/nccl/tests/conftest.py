@@ -11,6 +11,7 @@ import pytest
 from bootstraps import ThreadBootstrap
 from fake_gpu import fake_cupy
 from fake_gpu.fake_nccl import FakeNccl
+from fake_gpu.through_nccl4py import BINDINGS, install
 from worlds import must, on_threads
 
 from manyhands.api import Deadline, DeviceMeeting, Launch
@@ -74,11 +75,11 @@ class Rank:
         return OnGpu.empty(count, dtype)
 
 
-@pytest.fixture
-def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
-    """A machine with four GPUs, and NCCL on it."""
+@pytest.fixture(params=BINDINGS)
+def nccl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
+    """A machine with four GPUs, and NCCL on it: the plugin calls the fake itself, or the real nccl4py above it."""
     fake = FakeNccl()
-    fake.install(monkeypatch)
+    install(fake, request.param, monkeypatch)
     fake_cupy.install(monkeypatch, 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)

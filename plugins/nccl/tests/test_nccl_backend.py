@@ -140,8 +140,10 @@ def test_communicators_have_the_limit_of_the_config(world, nccl, config, limit):
     assert {found.max_ctas for found in nccl._ranks.values()} == {limit}
 
 
-@pytest.mark.parametrize(("version", "is_ordered"), [(22600, True), (22500, False)])
-def test_kernels_of_several_groups_run_in_the_order_of_their_launches_where_nccl_can(world, nccl, version, is_ordered):
+@pytest.mark.parametrize(("version", "is_ordered"), [(23100, True), (22600, True), (22500, False)])
+def test_kernels_of_several_groups_run_in_the_order_of_their_launches_where_nccl_can(request, world, nccl, version, is_ordered):
+    if version == 22600 and request.node.callspec.params["nccl"] == "nccl4py":
+        request.applymarker(pytest.mark.xfail(reason="NCCL 2.26 to 2.30 ask NCCL_LAUNCH_ORDER_IMPLICIT, not the configuration"))
     nccl.version = version
     world(lambda rank: None, 2)
     assert {found.is_ordered for found in nccl._ranks.values()} == {is_ordered}

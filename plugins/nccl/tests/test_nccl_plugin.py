@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 from fake_gpu import fake_cupy
@@ -17,6 +19,13 @@ from manyhands_nccl.plugin import INSTALL, manyhands_register_backends
 
 def without(monkeypatch, *packages):
     """Let some packages be not installed."""
+
+    def installed(name):
+        if name.partition("-")[0].removesuffix("4py") in packages:
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(diagnosis, "version", installed)
     for name in [*packages, *(f"{package}.{rest}" for package in packages for rest in ("cuda", "bindings", "bindings.nccl"))]:
         monkeypatch.setitem(sys.modules, name, None)
     find = plugin.find_spec
@@ -68,6 +77,7 @@ def test_a_missing_library_is_refused_in_words(monkeypatch):
         _cuda.load()
 
 
+@pytest.mark.parametrize("nccl", ["fake"], indirect=True)  # it stands for a binding of another version
 def test_a_binding_that_lacks_something_is_refused_in_words(nccl, monkeypatch):
     monkeypatch.delattr(type(nccl), "comm_abort")
     monkeypatch.delattr(type(nccl), "send")
@@ -76,6 +86,7 @@ def test_a_binding_that_lacks_something_is_refused_in_words(nccl, monkeypatch):
     assert str(caught.value) == "nccl4py 2.32.3 has no send, comm_abort in nccl.bindings.nccl: pip install 'nccl4py>=0.6,<0.7'"
 
 
+@pytest.mark.parametrize("nccl", ["fake"], indirect=True)  # a process loads the library once
 def test_a_library_that_cannot_be_loaded_is_refused_in_words(nccl, monkeypatch):
     def fail():
         raise RuntimeError("libnccl.so.2: no such file")
@@ -116,7 +127,7 @@ def test_doctor_tells_of_versions_gpus_and_their_links(nccl, monkeypatch, tmp_pa
     facts = diagnose()
     assert facts[0] == ("driver", "580.65.06")
     assert facts[3:] == [
-        ("NCCL", "2.32.3, /fake/libnccl.so.2"),
+        ("NCCL", f"2.32.3, {import_module('nccl.bindings.nccl').get_library_path()}"),
         ("CUDA of the driver", "13.0"),
         ("CUDA runtime", "12.9"),
         ("GPUs", "4"),
