@@ -13,6 +13,8 @@ __all__ = ["answer_by", "build", "compiler", "load"]
 
 _SOURCES = Path(__file__).with_name("shim")
 _NAMES = {"nccl": "libnccl.so.2", "cuda": "libcuda.so.1"}
+_BY_NAME = frozenset({"nccl"})
+"""What a process finds by its name alone once it is loaded. Whoever asks for CUDA's driver learns by that whether there is a GPU."""
 
 UPCALL = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_ssize_t), ctypes.c_int, ctypes.POINTER(ctypes.c_ssize_t)
@@ -32,14 +34,15 @@ def build(name: str, folder: Path, *, hidden: Sequence[str] = ()) -> Path:
     target = folder / _NAMES[name]
     words = [found, "-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
     words += [f"-D{function}=hidden_{function}" for function in hidden]
-    words += [f"-Wl,-soname,{_NAMES[name]}", "-o", str(target), str(_SOURCES / f"{name}.c")]
+    words += [f"-Wl,-soname,{_NAMES[name]}"] if name in _BY_NAME else []
+    words += ["-o", str(target), str(_SOURCES / f"{name}.c")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return target
 
 
 def load(name: str, *, hidden: Sequence[str] = ()) -> ctypes.CDLL:
-    """Return a library of this process, which whoever looks for one of its name finds from now on.
+    """Return a library of this process.
 
     Without the functions that are hidden, if this is its first call: a process has one library of a name.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bootstraps import ThreadBootstrap
-from fake_gpu import fake_cupy
+from fake_gpu import fake_cupy, through_libcuda
 from fake_gpu.fake_nccl import FakeNccl
 from fake_gpu.through_nccl4py import BINDINGS, install
 from worlds import must, on_threads
@@ -77,10 +77,12 @@ class Rank:
 
 @pytest.fixture(params=BINDINGS)
 def nccl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
-    """A machine with four GPUs, and NCCL on it: the plugin calls the fake itself, or the real nccl4py above it."""
+    """A machine with four GPUs, and NCCL on it: the plugin calls fakes, or nccl4py and ctypes above them."""
     fake = FakeNccl()
     install(fake, request.param, monkeypatch)
     fake_cupy.install(monkeypatch, 4)
+    if request.param == "nccl4py":
+        through_libcuda.install(monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     yield fake

@@ -40,8 +40,7 @@ void set_upcall(upcall_function *function)
         const intptr_t words[] = {__VA_ARGS__}; \
         intptr_t made = 0; \
         int status = upcall ? upcall(#method, words, COUNT(words), &made) : 0; \
-        if (status == 0 || status == IN_PROGRESS) \
-            *out = (type)made; \
+        *out = (type)made; \
         return status; \
     }
 
