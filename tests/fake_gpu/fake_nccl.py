@@ -157,9 +157,9 @@ class FakeNccl:
         """Let all calls come back that hang."""
         self.hanging.clear()
         self._late.set()
-        for found in self._ranks.values():
-            with found.meeting.changed:
-                found.meeting.changed.notify_all()
+        for meeting in self._meetings.values():
+            with meeting.changed:
+                meeting.changed.notify_all()
 
     def open_communicators(self) -> int:
         """Return how many were made and not freed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from fake_gpu import fake_cuda, fake_cupy
 from worlds import must
@@ -140,13 +142,16 @@ def test_communicators_have_the_limit_of_the_config(world, nccl, config, limit):
     assert {found.max_ctas for found in nccl._ranks.values()} == {limit}
 
 
-@pytest.mark.parametrize(("version", "is_ordered"), [(23100, True), (22600, True), (22500, False)])
-def test_kernels_of_several_groups_run_in_the_order_of_their_launches_where_nccl_can(request, world, nccl, version, is_ordered):
-    if version == 22600 and request.node.callspec.params["nccl"] == "nccl4py":
-        request.applymarker(pytest.mark.xfail(reason="NCCL 2.26 to 2.30 ask NCCL_LAUNCH_ORDER_IMPLICIT, not the configuration"))
+@pytest.mark.parametrize(("version", "config", "variable"), [(23100, True, None), (22600, False, "1"), (22500, False, None)])
+def test_kernels_of_several_groups_run_in_the_order_of_their_launches_where_nccl_can(
+    world, nccl, monkeypatch, version, config, variable
+):
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "")
+    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT")  # what is set from here on goes when the test ends
     nccl.version = version
     world(lambda rank: None, 2)
-    assert {found.is_ordered for found in nccl._ranks.values()} == {is_ordered}
+    assert {found.is_ordered for found in nccl._ranks.values()} == {config}
+    assert os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == variable
 
 
 def test_parts_of_one_gpu_are_gpus(start, monkeypatch):

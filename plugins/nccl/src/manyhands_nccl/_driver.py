@@ -8,6 +8,7 @@ handles of streams and events, and the numbers of errors, are the same for the d
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from typing import Any
 
@@ -126,6 +127,19 @@ class Driver:
         if status:
             raise self._failure(status)
         return state.value != 0
+
+    def capture_watch(self) -> Callable[[int], bool]:
+        """Return what answers as `is_capturing` does, in half the time, for one thread at a time."""
+        state, ask = c_int(), self._is_capturing
+        place = byref(state)
+
+        def look(stream: int) -> bool:
+            status = ask(stream, place)
+            if status and status != _IMPLICIT:
+                raise self._failure(status)
+            return status != 0 or state.value != 0
+
+        return look
 
     def relax_capture(self) -> None:
         """Let what this thread does neither be forbidden by captures of other threads nor spoil them, as it would in torch's global mode."""

@@ -14,6 +14,7 @@ The raw layer promises no stable signatures: `load` looks for each function by i
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -26,7 +27,7 @@ __all__ = ["Library", "load"]
 
 _REMOTE = frozenset({6, 8})
 """Errors that blame another rank or the way to it, among them what breaks connections; and time that is up."""
-_ORDER_VERSION = 22600
+_ORDER_VERSION, _ORDER_CONFIG_VERSION = 22600, 23100
 _REVOKE_VERSION = 22900
 
 _NAMES = (
@@ -116,9 +117,13 @@ class Library:
         """
         config = self.raw.Config()
         config.blocking = 1
-        if self.version >= _ORDER_VERSION and hasattr(config, "launch_order_implicit"):
-            # Kernels of two groups that share GPUs may each wait for the other one, unless a GPU runs them in the order of their launches.
+        # Kernels of two groups that share GPUs may each wait for the other one, unless a GPU runs them in the order of their launches.
+        if self.version >= _ORDER_CONFIG_VERSION and hasattr(config, "launch_order_implicit"):
             config.launch_order_implicit = 1
+        elif self.version >= _ORDER_VERSION:
+            os.environ.setdefault(
+                "NCCL_LAUNCH_ORDER_IMPLICIT", "1"
+            )  # read by NCCL when a communicator is made (src/enqueue.cc, 2.30.7)
         if max_ctas is not None:
             config.max_ctas = max_ctas
         return config

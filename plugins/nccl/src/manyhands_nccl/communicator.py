@@ -150,7 +150,7 @@ class Communicator:
     def guard(self, enqueue: Launch) -> Launch:
         """Return what calls NCCL by ``enqueue(source, target, stream)``, and raises what comes of it as `DeviceFailure`."""
         lock, handle, error_type = self._lock, self.handle, self.library.error
-        is_capturing = self._cuda.driver.is_capturing
+        is_capturing = self._cuda.driver.capture_watch()  # one launch at a time asks
         is_new = True
         if self._size == 1:
             enqueue = self._on_device(enqueue)
