@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fake_gpu import fake_cuda
+from fake_gpu.fake_nccl_extra import MOVING, blocks_given, moved
 
 __all__ = ["PATIENCE_S", "UNSET", "Call", "Meeting", "Part", "RankSide"]
 
@@ -126,6 +127,8 @@ class RankSide:
         blocks = self.meeting.size if call.kind == "reduce_scatter" else 1
         if call.kind == "broadcast" and self.rank != call.peer:
             return None
+        if call.kind in MOVING and not (blocks := blocks_given(call.kind, self.rank, call.peer, self.meeting.size)):
+            return None
         return _read(call.source, call.count * width * blocks).copy().view(_dtype(call.type))
 
     def _receive(self, key: tuple[int, int, int], call: Call, width: int) -> None:
@@ -147,6 +150,8 @@ class RankSide:
             result = data[call.peer]
         elif call.kind == "all_gather":
             result = np.concatenate([part for part in data if part is not None])
+        elif call.kind in MOVING:
+            result = moved(call.kind, data, self.rank, call.peer, call.count)
         else:
             result = _reduced([part for part in data if part is not None], call.op)
             if call.kind == "reduce_scatter":

@@ -21,6 +21,7 @@ import pytest
 
 from fake_gpu import fake_cuda
 from fake_gpu.fake_communicator import PATIENCE_S, UNSET, Call, Meeting, RankSide
+from fake_gpu.fake_nccl_extra import ExtraCalls
 
 __all__ = ["FakeNccl"]
 
@@ -89,7 +90,7 @@ class Comm:
         self.handle = handle
 
 
-class FakeNccl:
+class FakeNccl(ExtraCalls):
     """The module, and the switches of a test.
 
     Parameters
@@ -435,6 +436,9 @@ class FakeNccl:
             launch()
         else:
             self._launcher.submit(launch).result()
+
+    def _move(self, kind: str, source: int, target: int, count: int, datatype: int, root: int, comm: Any, stream: int) -> None:
+        self._make(comm, Call(kind, source, target, count, datatype, peer=root), stream)
 
     def all_reduce(self, sendbuff: int, recvbuff: int, count: int, datatype: int, op: int, comm: Comm, stream: int) -> None:
         self._make(comm, Call("all_reduce", sendbuff, recvbuff, count, datatype, op), stream)

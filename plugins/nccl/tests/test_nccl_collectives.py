@@ -118,8 +118,14 @@ def test_broadcast_and_messages_move_every_dtype(world):
     world(body, 3)
 
 
+VERSIONS = pytest.mark.parametrize("version", [22707, 23203], ids=["2.27", "2.32"])
+
+
+@VERSIONS
 @sizes
-def test_blocks_may_have_any_sizes(world, size):
+def test_blocks_may_have_any_sizes(world, nccl, size, version):
+    nccl.version = version
+
     def body(rank):
         for counts, name in itertools.product([each[:size] for each in BLOCKS], ("complex64", "float32")):
             dtype, mine, total, root = typed(name), counts[rank.number], sum(counts), size - 1
@@ -143,8 +149,10 @@ def test_blocks_may_have_any_sizes(world, size):
     world(body, size)
 
 
+@VERSIONS
 @sizes
-def test_all_to_all_exchanges_blocks_of_any_sizes(world, size):
+def test_all_to_all_exchanges_blocks_of_any_sizes(world, nccl, size, version):
+    nccl.version = version
     tables = [lambda a, b: 3, lambda a, b: (a + 2 * b) % 4, lambda a, b: 2 * (a < b), lambda a, b: 0]
 
     def body(rank):
@@ -156,7 +164,10 @@ def test_all_to_all_exchanges_blocks_of_any_sizes(world, size):
             sends = tuple(count(rank.number, target) for target in range(size))
             receives = tuple(count(source, rank.number) for source in range(size))
             source = rank.put(np.concatenate([block(rank.number, target) for target in range(size)]))
-            call = DeviceCall(Collective.ALL_TO_ALL, source.dtype, sum(sends), counts=sends, receive_counts=receives)
+            is_even = count is tables[0]
+            call = DeviceCall(
+                Collective.ALL_TO_ALL, source.dtype, sum(sends), counts=sends, receive_counts=receives, is_even=is_even
+            )
             got = launch(rank, call, source, rank.empty(sum(receives), "int16"))
             np.testing.assert_array_equal(got, np.concatenate([block(source, rank.number) for source in range(size)]))
 
@@ -194,6 +205,44 @@ def test_an_even_call_is_one_call_of_nccl(world, nccl):
 
     world(body, 2)
     assert sorted(name for name in nccl.names() if name not in MAKING) == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+
+
+MOVES = [
+    (Collective.ALL_TO_ALL, "allto_all"),
+    (Collective.GATHER, "gather"),
+    (Collective.SCATTER, "scatter"),
+]
+
+
+@pytest.mark.parametrize(("collective", "name"), MOVES, ids=[name for _, name in MOVES])
+@pytest.mark.parametrize("version", [22707, 22803])
+def test_even_blocks_move_by_nccls_own_call_where_it_has_one(world, nccl, collective, name, version):
+    nccl.version = version
+
+    def body(rank):
+        array, counts = rank.put(np.arange(4, dtype="i2")), (2, 2)
+        receive_counts, root = (counts, -1) if collective is Collective.ALL_TO_ALL else ((), 1)
+        call = DeviceCall(collective, array.dtype, 4, counts, receive_counts, root=root, is_even=root < 0)
+        launch(rank, call, array, rank.empty(4, "int16"))
+
+    world(body, 2)
+    made = {call for call in nccl.names() if call not in MAKING}
+    assert made == ({name} if version == 22803 else {"send", "recv", "group_end"})
+
+
+def test_counts_that_are_even_on_one_rank_alone_move_by_messages_on_all(world, nccl):
+    # Ranks 0 and 1 each see a row and a column of ones; ranks 2 and 3 trade two elements, and none with themselves.
+    table = [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 2], [1, 1, 2, 0]]
+
+    def body(rank):
+        sends, receives = tuple(table[rank.number]), tuple(row[rank.number] for row in table)
+        source = rank.put(np.full(4, rank.number, "i4"))
+        call = DeviceCall(Collective.ALL_TO_ALL, source.dtype, 4, counts=sends, receive_counts=receives)
+        got = launch(rank, call, source, rank.empty(4, "int32"))
+        assert got.tolist() == [each for each in range(4) for _ in range(receives[each])]
+
+    world(body, 4)
+    assert "allto_all" not in nccl.names()
 
 
 def test_a_launch_is_used_again_with_other_arrays(world):

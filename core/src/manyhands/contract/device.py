@@ -69,6 +69,9 @@ class DeviceCall:
         The root's number in the group; -1 for none.
     reproducible
         Whether the bits of the result must not depend on how it is computed.
+    is_even
+        For all_to_all, whether all blocks of all ranks have one size. Counts that happen to be equal do not tell that: those of other ranks may
+        differ.
     """
 
     collective: Collective
@@ -79,6 +82,7 @@ class DeviceCall:
     op: str | None = None
     root: int = -1
     reproducible: bool = False
+    is_even: bool = False
 
 
 class DeviceEvent(ABC):

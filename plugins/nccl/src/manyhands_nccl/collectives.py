@@ -9,6 +9,7 @@ from typing import Any
 from manyhands.api import Collective, DeviceCall, Launch, UnsupportedError
 from manyhands_nccl._nccl import Library
 from manyhands_nccl.dtypes import BYTE, Abilities, Wire, wire_of
+from manyhands_nccl.own_calls import OwnCalls
 
 __all__ = ["Collectives"]
 
@@ -36,6 +37,7 @@ class Collectives:
         self._handle = handle
         self._rank = rank
         self._abilities = abilities
+        self._own = OwnCalls(library)
         self._prepare: dict[Collective, Callable[[DeviceCall], Launch | None]] = {
             Collective.ALL_REDUCE: self._all_reduce,
             Collective.REDUCE: self._reduce,
@@ -152,16 +154,41 @@ class Collectives:
         return self._together(enqueue)
 
     def _gather(self, call: DeviceCall) -> Launch | None:
+        if (raw := self._own.gather) is not None and _are_even(call.counts):
+            return self._rooted(raw, call)
         sends = [(call.root, call.counts[self._rank] * call.dtype.itemsize, 0)] if call.counts[self._rank] else []
         return self._messages(sends, _blocks(call.counts, call.dtype.itemsize) if self._rank == call.root else [])
 
     def _scatter(self, call: DeviceCall) -> Launch | None:
+        if (raw := self._own.scatter) is not None and _are_even(call.counts):
+            return self._rooted(raw, call)
         recvs = [(call.root, call.counts[self._rank] * call.dtype.itemsize, 0)] if call.counts[self._rank] else []
         return self._messages(_blocks(call.counts, call.dtype.itemsize) if self._rank == call.root else [], recvs)
 
+    def _rooted(self, raw: Callable[..., None], call: DeviceCall) -> Launch | None:
+        nbytes, root, handle = call.counts[0] * call.dtype.itemsize, call.root, self._handle
+        if not nbytes:
+            return None
+
+        def enqueue(source: int, target: int, stream: int) -> None:
+            # NCCL looks at the memory that a rank does not have in its debugging modes alone, and wants an address of the device's there.
+            raw(source or target, target or source, nbytes, BYTE, root, handle, stream)
+
+        return enqueue
+
     def _all_to_all(self, call: DeviceCall) -> Launch | None:
         itemsize = call.dtype.itemsize
-        return self._messages(_blocks(call.counts, itemsize), _blocks(call.receive_counts, itemsize))
+        raw, handle = self._own.all_to_all, self._handle
+        if raw is None or not call.is_even:
+            return self._messages(_blocks(call.counts, itemsize), _blocks(call.receive_counts, itemsize))
+        nbytes = call.counts[0] * itemsize
+        if not nbytes:
+            return None
+
+        def enqueue(source: int, target: int, stream: int) -> None:
+            raw(source, target, nbytes, BYTE, handle, stream)
+
+        return enqueue
 
     def _wire(self, call: DeviceCall) -> Wire:
         assert call.op is not None

@@ -49,4 +49,5 @@ def device_call(call: Request, rank: int) -> DeviceCall:
         None if call.reduction is None else call.reduction.name,
         call.root,
         call.reproducible,
+        call.collective is Collective.ALL_TO_ALL and call.uneven is None,
     )
