@@ -37,8 +37,8 @@ def moved(kind: str, data: list[Any], rank: int, root: int, count: int) -> Any:
 class Window:
     """What the binding gives for an ``ncclWindow_t``; empty until the call is done."""
 
-    def __init__(self) -> None:
-        self.handle = 0
+    def __init__(self, handle: int = 0) -> None:
+        self.handle = handle
 
 
 class _Registered:
@@ -109,13 +109,13 @@ class ExtraCalls:
 
     def _local(self, name: str, comm: Any) -> Any:
         found = self._rank(comm, name)
-        self._check_ready(found)
+        self._check_ready(found, name)
         return found
 
     def _rank(self, comm: Any, name: str) -> Any:
         raise NotImplementedError
 
-    def _check_ready(self, found: Any) -> None:
+    def _check_ready(self, found: Any, name: str) -> None:
         raise NotImplementedError
 
     def _called(self, name: str, *details: Any) -> None:
