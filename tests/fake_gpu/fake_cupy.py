@@ -19,7 +19,6 @@ from fake_gpu.fake_cuda import CUDARuntimeError, begin_capture, end_capture, enq
 from fake_gpu.fake_cupy_array import Capsule, array, asarray, asnumpy, copyto, empty, empty_like, from_dlpack, ndarray
 from fake_gpu.fake_cupy_cuda import cuda, forget_streams, get_current_stream, pinned, pinned_now
 from fake_gpu.fake_cupy_functions import FUNCTIONS, fft, linalg
-from fake_gpu.fake_cupy_parts import MemoryPointer, UnownedMemory
 from fake_gpu.fake_driver import FakeDriver
 
 __version__ = "14.2.0"
@@ -51,4 +50,3 @@ for _name in _OF_NUMPY:
 for _name, _function in FUNCTIONS.items():
     setattr(_MODULE, _name, _function)
 fake_cupy_array.set_namespace(_MODULE)
-cuda.MemoryPointer, cuda.UnownedMemory = MemoryPointer, UnownedMemory

@@ -21,7 +21,7 @@ import pytest
 
 from fake_gpu import fake_cuda
 from fake_gpu.fake_communicator import PATIENCE_S, UNSET, Call, Meeting, RankSide
-from fake_gpu.fake_nccl_extra import ExtraCalls, places_of
+from fake_gpu.fake_nccl_extra import ExtraCalls
 
 __all__ = ["FakeNccl"]
 
@@ -118,8 +118,6 @@ class FakeNccl(ExtraCalls):
     __version__ = "2.32.3"
 
     def __init__(self, version: int = 23203) -> None:
-        super().__init__()
-        super().__init__()
         self.version = version
         self.crimes: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -206,7 +204,6 @@ class FakeNccl(ExtraCalls):
 
     def _join(self, meeting: Meeting, rank: int, config: Any, name: str) -> Comm:
         made = RankSide(meeting, rank, config)
-        made.crimes = self.crimes
         with meeting.changed:
             assert rank not in meeting.members, "two ranks have one number"
             meeting.members.add(rank)
@@ -323,8 +320,6 @@ class FakeNccl(ExtraCalls):
 
     def _free(self, found: RankSide) -> None:
         found.is_freed = True
-        found.registered.clear()
-        found.registered.clear()
         if found.last is not None:
             fake_cuda.event_destroy(found.last[1])
 
@@ -373,7 +368,6 @@ class FakeNccl(ExtraCalls):
             self._called(call.kind, call.count, call.type, call.op, call.peer, stream)
             found = self._rank(comm, call.kind)
             self._check_ready(found, call.kind)
-            call.places = places_of(found, call)
         except NCCLError as error:
             if self._depth():
                 self._thread.error = error.status
