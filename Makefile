@@ -33,7 +33,7 @@ help:
 	@echo "make test-elastic   train while a rank is killed every few steps, 2,000 times (ten minutes); ELASTIC_ARGS='--kills 100'"
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote, in an environment of its own with atheris (ten minutes); FUZZ_ARGS='--runs 10000000 --minutes 200'"
 	@echo "make soak           use groups for an hour, while ranks die and others come: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
-	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, in environments of their own"
+	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, and compare the fakes of CuPy and NCCL with the real bindings, in environments of their own"
 	@echo "make test-peers-faults  measure what torch with Gloo, Open MPI, MPICH and manyhands do when something goes wrong (twenty minutes)"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
@@ -85,12 +85,16 @@ test-fuzz:
 soak: venv-dev
 	$(BIN)/python tests/campaign_soak.py $(SOAK_ARGS)
 
-# The wheels of the two MPIs have files of the same names, so that each has its environment.
+# The wheels of the two MPIs have files of the same names, so that each has its environment; likewise those of CuPy for each CUDA.
 test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
 	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/torch/tests plugins/ucc/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_elastic_state.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers -k mpi conformance/tests plugins/mpi/tests $(PYTEST_ARGS)
+	@$(PYTHON) tools/make_venv.py requirements-peers-cuda12.txt .venv-cuda12
+	@$(PYTHON) tools/make_venv.py requirements-peers-cuda13.txt .venv-cuda13
+	.venv-cuda12/bin/python -m pytest -m peers tests/test_fakes_real.py $(PYTEST_ARGS)
+	.venv-cuda13/bin/python -m pytest -m peers tests/test_fakes_real.py $(PYTEST_ARGS)
 
 test-peers-faults: venv-dev
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers

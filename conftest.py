@@ -46,7 +46,7 @@ _STDERR = pytest.StashKey[int]()
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 _ELSEWHERE = {
     "gpu": "that need a GPU (make test-gpu)",
-    "peers": "that need torch, MPI, UCX or UCC (make test-peers)",
+    "peers": "that need torch, MPI, UCX, UCC or CuPy (make test-peers)",
     "long": "that take long (make test-all)",
 }
 """What is left out by its marker, and how it is run; a test with two markers counts for the first."""

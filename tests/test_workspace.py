@@ -277,7 +277,7 @@ def test_peer(): pass
     python = sys.executable
     assert [line for line in lines if line.startswith(("Skipped", "Left out", "Failed", "Do they", "the output"))] == [
         "Skipped, for what this computer or a backend does not have: 1 (-rs tells why)",
-        "Left out: 1 that need a GPU (make test-gpu), 1 that need torch, MPI, UCX or UCC (make test-peers)",
+        "Left out: 1 that need a GPU (make test-gpu), 1 that need torch, MPI, UCX, UCC or CuPy (make test-peers)",
         f"Failed tests alone:     {python} -m pytest 'test_some.py::test_it[a b]'",
         f"Do they fail each time? {python} tools/test_flaky.py --runs 5 --tests test_some.py",
         f"the output of:          {Path(python).with_name('manyhands')} doctor",

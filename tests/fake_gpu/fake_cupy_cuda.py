@@ -307,7 +307,7 @@ cuda: Any = _module(
         eventCreate=fake_cuda.event_create,
         eventCreateWithFlags=lambda flags: fake_cuda.event_create(),
         eventDefault=0,
-        eventDestroy=fake_cuda.event_destroy,
+        eventDestroy=lambda event: fake_cuda.event_destroy(event),  # noqa: PLW0108  # without the fake's own options
         eventDisableTiming=2,
         eventQuery=fake_cuda.event_query,
         eventRecord=fake_cuda.event_record,
@@ -324,11 +324,11 @@ cuda: Any = _module(
         runtimeGetVersion=lambda: 12090,
         setDevice=fake_cuda.set_device,
         streamBeginCapture=lambda stream, mode=2: begin_capture(stream),
-        streamCreate=fake_cuda.stream_create,
+        streamCreate=lambda: fake_cuda.stream_create(),  # noqa: PLW0108  # without the fake's own options
         streamCreateWithFlags=lambda flags: fake_cuda.stream_create(is_blocking=not flags & 1),
         streamCreateWithPriority=lambda flags, priority: fake_cuda.stream_create(is_blocking=not flags & 1),
         streamDefault=0,
-        streamDestroy=fake_cuda.stream_destroy,
+        streamDestroy=lambda stream: fake_cuda.stream_destroy(stream),  # noqa: PLW0108  # without the fake's own options
         streamGetFlags=fake_cuda.stream_flags,
         streamIsCapturing=fake_cuda.is_capturing,
         streamLegacy=1,

@@ -75,12 +75,14 @@ def _of_arrays(name: str) -> Callable[..., Any]:
     """Return a function of NumPy whose first arguments, or those in a first list, are arrays."""
     found = getattr(np, name)
 
-    def function(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if "out" in kwargs and name not in _INTO:
+            raise TypeError(f"{name}() got an unexpected keyword argument 'out'")
         operands = [each for each in args if isinstance(each, ndarray)]
         if len(operands) == 0 or any(isinstance(each, np.ndarray) for each in args):
             raise TypeError(f"Unsupported type {type(args[0])}")
         others = args[len(operands) :]
-        return computed(lambda *arrays, **kw: found(*arrays, *others, **kw), *operands, out=out, **kwargs)
+        return computed(lambda *arrays, **kw: found(*arrays, *others, **kw), *operands, **kwargs)
 
     return _named(name, function)
 
@@ -100,14 +102,14 @@ def _joining(name: str) -> Callable[..., Any]:
 def _view_of(name: str) -> Callable[..., Any]:
     """Return a function of NumPy that gives a view."""
     found = getattr(np, name)
-    return _named(name, lambda a, *args, **kwargs: a._viewed(found(a._view, *args, **kwargs)))
+    return _named(name, lambda a, /, *args, **kwargs: a._viewed(found(a._view, *args, **kwargs)))
 
 
 def _waiting(name: str) -> Callable[..., Any]:
     """Return a function whose result has a shape that the values tell, so that the host waits for them."""
     found = getattr(np, name)
 
-    def function(a: ndarray, *args: Any, **kwargs: Any) -> Any:
+    def function(a: ndarray, /, *args: Any, **kwargs: Any) -> Any:
         result = found(a.get(), *args, **kwargs)
         return tuple(map(asarray, result)) if isinstance(result, tuple) else asarray(result)
 
@@ -118,6 +120,8 @@ _METHODS = "sum prod mean var std max min all any ravel transpose squeeze swapax
 _OTHERS = (
     "argmax argmin argsort sort cumsum cumprod tensordot vdot outer cross diff tril triu roll flip repeat tile isclose".split()
 )
+_INTO = frozenset("argmax argmin cumsum cumprod outer".split())
+"""Those of the others that take an array for the result."""
 FUNCTIONS: dict[str, Any] = {name: ufunc(getattr(np, name)) for name in _UFUNCS}
 """The functions of CuPy, by name."""
 for _names, _make in (
@@ -213,7 +217,7 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = float, order: str
     return asarray(np.eye(N, M, k, dtype))
 
 
-def linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None) -> ndarray:
+def linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, dtype: Any = None) -> ndarray:
     return asarray(np.linspace(start, stop, num, endpoint, dtype=dtype))
 
 
