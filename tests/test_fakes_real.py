@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
 import warnings
-from collections.abc import Callable
-from ctypes import c_int, c_uint, c_void_p
+from collections.abc import Callable, Iterable
+from ctypes import c_int, c_size_t, c_uint, c_void_p
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gpu import fake_cupy, fake_cupy_cuda, fake_cupy_functions, fake_errors, fake_nccl
+from fake_gpu import compiled, fake_cupy, fake_cupy_cuda, fake_cupy_functions, fake_errors, fake_nccl
 from fake_gpu.compared import differences
 from fake_gpu.fake_cupy_parts import Flags, Pointer
 from fake_gpu.fake_driver import FakeDriver
@@ -154,18 +155,50 @@ def driver() -> Path:
     return Path(found.origin).parent
 
 
+_KINDS = {"int": c_int, "unsigned": c_uint, "unsigned int": c_uint, "size_t": c_size_t, "ncclUniqueId": "id", "UniqueId": "id"}
+_NUMBERS = frozenset("CUdevice CUresult ncclDataType_t ncclRedOp_t ncclResult_t ncclScalarResidence_t".split())
+
+
+def kinds(inside: str) -> tuple[Any, ...]:
+    """Return how a function gets each parameter of a declaration in C: a number, the id of a communicator, or else an address."""
+    given = (
+        [word.strip().removeprefix("const ").rpartition(" ") for word in inside.split(",")]
+        if inside not in {"", "void"}
+        else []
+    )
+    types = ["int" if kind in _NUMBERS else kind for kind, _, _ in given]
+    return tuple(
+        c_void_p if "*" in name else _KINDS.get(kind, c_void_p) for kind, (_, _, name) in zip(types, given, strict=True)
+    )
+
+
+def declared(text: str, functions: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """Return what each function takes, as NVIDIA's bindings declare it."""
+    found = {name: re.search(rf"^cdef [\w ]+?\*? ?_?{name}\((.*?)\)", text, re.MULTILINE) for name in functions}
+    return {name: kinds(match[1]) for name, match in found.items() if match is not None}
+
+
 def test_the_functions_of_the_driver(driver: Path) -> None:
-    """A number is passed as one, and all else as an address: `ctypes` would not notice that an argument is too short."""
+    """`ctypes` would not notice that an argument is too short."""
     text = (driver / "_internal" / "driver.pxd").read_text(encoding="utf-8")
-    numbers = {"int": c_int, "CUdevice": c_int, "CUresult": c_int, "unsigned int": c_uint}
-    declared = {}
-    for name in _driver._SIGNATURES:
-        inside = re.search(rf"^cdef CUresult _{name}\((.*?)\)", text, re.MULTILINE)
-        assert inside is not None, f"the driver has no {name}"
-        types = [word.rpartition(" ")[0] for word in inside[1].split(", ")]
-        declared[name] = tuple(numbers.get(each, c_void_p) for each in types)
-    assert declared == _driver._SIGNATURES
+    assert declared(text, _driver._SIGNATURES) == _driver._SIGNATURES
     assert [name for name in vars(FakeDriver()) if name.startswith("cu")] == list(_driver._SIGNATURES)
+
+
+@pytest.mark.parametrize("library", ["cuda", "nccl"])
+def test_the_functions_of_the_libraries_in_c(driver: Path, nccl: Any, library: str) -> None:
+    real = {"cuda": driver / "_internal" / "driver.pxd", "nccl": Path(nccl.__file__).parent / "cynccl.pxd"}[library]
+    compiler = compiled.compiler()
+    if compiler is None:
+        pytest.skip("there is no C compiler (cc), which reads the libraries' declarations")
+    source = compiled._SOURCES / f"{library}.c"
+    text = subprocess.run([compiler, "-std=c99", "-E", "-P", source], capture_output=True, text=True, check=True).stdout
+    own = {
+        name: kinds(inside)
+        for name, inside in re.findall(r"^[\w ]+?\*?((?:nccl|cu)[A-Z]\w+) ?\(([^)]*)\);", text, re.MULTILINE)
+    }
+    assert len(own) > 10
+    assert declared(real.read_text(encoding="utf-8"), own) == own
 
 
 def test_the_numbers_of_the_driver(driver: Path) -> None:
