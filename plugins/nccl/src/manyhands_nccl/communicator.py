@@ -332,13 +332,20 @@ class Communicator:
             if self._is_stopped or self.handle is None:
                 return
             self._is_stopped = True
-        if self.library.can_revoke:
+        if self._revokes:
             self.library.raw.comm_revoke(self.handle, 0)
         else:
             self.library.raw.comm_abort(self.handle)
 
+    @property
+    def _revokes(self) -> bool:
+        """Whether an abort revokes. NCCL takes a revocation back when the kernels have ended (src/init.cc of 2.30.7, `commRevokeAsync`), so that
+        replays of a graph which are queued behind them would hang.
+        """
+        return self.library.can_revoke and not self._is_captured
+
     def _abort(self) -> None:
-        if self.library.can_revoke:
+        if self._revokes:
             if self.handle is not None:
                 _revoked.append(self)
                 self._stop()
@@ -365,7 +372,7 @@ class Communicator:
             if self.handle is None:
                 return
             if self._is_stopped:  # by a launch that came too late: other ranks may not know yet
-                if self.library.can_revoke:
+                if self._revokes:
                     _revoked.append(self)
                 return
             try:
