@@ -358,7 +358,8 @@ def test_a_broadcast_writes_where_it_can_and_joins_what_is_small(world, library)
 
     run = world(3).run(program)
     assert run.results == [(20, 1.0, 2.0, np.dtype("f4"))] * 3
-    assert run.trace.count("broadcast") == 4  # float32, the large one, int64, float64
+    pieces = 5 if library.name == "cupy" else 1  # of the large one, which goes through the host there
+    assert run.trace.count("broadcast") == 3 + pieces  # float32, int64, float64
 
 
 @pytest.mark.peers

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,7 +71,7 @@ class StagedPath:
         self._lanes: dict[tuple[Library, int, str], Lane] = {}
         self._slots: dict[tuple[str, int], Array] = {}
         self._is_over = False
-        job.on_close.append(self.close)
+        self._at_end: Callable[[], None] | None = None
 
     def prepare(self, step: Operation) -> HostAction | PiecedAction:
         """Make a collective ready, in the thread that makes the call.
@@ -91,6 +92,7 @@ class StagedPath:
         """Return the lane for copies of an array in one direction; whose turn it is, may use it."""
         key = array.library, array.device, what
         if key not in self._lanes:
+            self._expect_end()
             self._lanes[key] = array.library.lane(array.device)
         return self._lanes[key]
 
@@ -99,6 +101,7 @@ class StagedPath:
         key = what, number % _SLOTS
         found = self._slots.get(key)
         if found is None or found.nbytes < nbytes:
+            self._expect_end()
             self._slots.pop(key, None)  # it is given back first
             found = self._slots[key] = array.library.pinned(nbytes, array.device)
         return found[:nbytes]
@@ -111,11 +114,17 @@ class StagedPath:
     def close(self) -> None:
         """Give the pinned memory and the streams back, now or when the call that uses them has ended; no call may follow."""
         self._is_over = True
-        if self.close in self.job.on_close:
-            self.job.on_close.remove(self.close)
+        if self._at_end in self.job.on_close:
+            self.job.on_close.remove(self._at_end)
         if self.host.ledger.take_if_free():
             self.rest()
             self.host.ledger.give()
+
+    def _expect_end(self) -> None:
+        """Let the end of the job close this. Not before there is something to give back, and by no reference that keeps a group alive."""
+        if self._at_end is None:
+            self._at_end = partial(_close, weakref.ref(self))
+            self.job.on_close.append(self._at_end)
 
     def rest(self, *, is_over: bool = False) -> None:
         """Give them back if no call will follow; whose turn it is, may do so."""
@@ -143,6 +152,12 @@ class StagedPath:
         if request.collective is Collective.BROADCAST and request.root != self.members.rank:
             host = np.empty(0, request.dtype)
         return self.host.prepare(structs.replace(step, source=host, out=target, give=give))
+
+
+def _close(path: weakref.ref[StagedPath]) -> None:
+    found = path()
+    if found is not None:
+        found.close()
 
 
 def _extent(request: Request) -> tuple[int, int]:
