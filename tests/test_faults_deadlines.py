@@ -240,10 +240,10 @@ def test_groups_leave_nothing_open_however_they_end(nursery: Nursery, use: str, 
             ranks.wait()
         ranks.start(1).wait()
         facts = ranks.await_facts("held")
-        raised = {fact["type"] for fact in ranks.facts if fact["what"] == "raised"}
+        raised = [fact["type"] for fact in ranks.facts if fact["what"] == "raised"]
         assert ranks.output() == ""
     for fact in facts:
         assert fact["before"] == fact["after"]
         assert fact["after"][1] == 1
     # Which of them a rank meets that has little time, the machine decides.
-    assert use != "never met" or raised <= {"DeadlineError", "RendezvousError"}
+    assert use != "never met" or (len(raised) == 6 and set(raised) <= {"DeadlineError", "RendezvousError"})

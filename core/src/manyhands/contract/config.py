@@ -14,7 +14,7 @@ __all__ = ["BackendConfig", "as_kind", "is_config", "model_of"]
 class BackendConfig(BaseModel):
     """The base of a backend's config model, a pydantic model. Instances are frozen, and unknown keys are errors."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
     """What pydantic is told."""
 
 

@@ -84,11 +84,9 @@ class Communicator:
         # Reentrant: launching several calls together holds it meanwhile.
         self._lock = threading.RLock()
         self._news = threading.Condition()
-        self._stopping = threading.Lock()
         self._failure: DeviceFailure | None = None
         self._ended: str | None = None
         self._is_aborting = False
-        self._is_stopped = False
         self._is_captured = False
         self._connects = False
         self._end: threading.Thread | None = None
@@ -215,8 +213,7 @@ class Communicator:
 
         def give_up() -> None:
             late.set()
-            with contextlib.suppress(*self.library.error, DeviceFailure), self._cuda.on(self._device):
-                self._stop()
+            self.abort("a launch did not come to its end in time")
 
         timer = Timer(self._patience_s, give_up)
         timer.daemon = True
@@ -326,34 +323,20 @@ class Communicator:
             if not self._is_captured:
                 _ends.add(end)
 
-    def _stop(self) -> None:
-        """End kernels and calls that are under way; a call that is stuck comes back. A second time does nothing, which NCCL would refuse."""
-        with self._stopping:
-            if self._is_stopped or self.handle is None:
-                return
-            self._is_stopped = True
-        if self._revokes:
-            self.library.raw.comm_revoke(self.handle, 0)
-        else:
-            self.library.raw.comm_abort(self.handle)
-
-    @property
-    def _revokes(self) -> bool:
-        """Whether an abort revokes. NCCL takes a revocation back when the kernels have ended (src/init.cc of 2.30.7, `commRevokeAsync`), so that
-        replays of a graph which are queued behind them would hang.
-        """
-        return self.library.can_revoke and not self._is_captured
-
     def _abort(self) -> None:
-        if self._revokes:
-            if self.handle is not None:
-                _revoked.append(self)
-                self._stop()
+        raw = self.library.raw
+        if self.handle is None:
+            return
+        # NCCL takes a revocation back when the kernels have ended (src/init.cc of 2.30.7, `commRevokeAsync`), so that replays of a graph which are
+        # queued behind them would hang.
+        if self.library.can_revoke and not self._is_captured:
+            raw.comm_revoke(self.handle, 0)
+            _revoked.append(self)
             return
         # This frees the communicator, which a launch should not use meanwhile; one that is stuck comes back by it alone.
         is_ours = self._lock.acquire(timeout=_LOCK_S)
         try:
-            self._stop()
+            raw.comm_abort(self.handle)
         finally:
             if is_ours:
                 self._lock.release()
@@ -370,10 +353,6 @@ class Communicator:
         raw = self.library.raw
         with self._lock:
             if self.handle is None:
-                return
-            if self._is_stopped:  # by a launch that came too late: other ranks may not know yet
-                if self._revokes:
-                    _revoked.append(self)
                 return
             try:
                 raw.comm_finalize(self.handle)
