@@ -39,11 +39,11 @@ import manyhands as mh
 
 SIZES = ["8", "1KiB", "32KiB", "1MiB", "16MiB", "128MiB", "1GiB"]
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-OURS, RAW, BLOCKING, TORCH = "manyhands", "raw", "raw blocking", "torch"
+OURS, RAW, TORCH = "manyhands", "raw", "torch"
 TOGETHER = 8
 PATIENCE_S = 60.0
 LIMIT_S = 900.0
-FLOAT32, SUM, IN_PROGRESS = 7, 0, 7  # NCCL's numbers
+FLOAT32, SUM = 7, 0  # NCCL's numbers
 # Several ranks on one GPU: their kernels must fit on it at once.
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0"}
 SHARED_MAX_CTAS = 4
@@ -118,46 +118,22 @@ class Manyhands:
 
 
 class Raw:
-    """NCCL's functions as ``nccl.bindings.nccl`` has them, and nothing around them.
-
-    With a communicator that never blocks, as manyhands has it: since 2.27, NCCL launches its calls on threads that it starts for them. Or with
-    one that may block, whose calls are launched in the caller's thread.
-    """
+    """NCCL's functions as ``nccl.bindings.nccl`` has them, with a communicator that blocks, as those of manyhands do, and nothing around them."""
 
     def __init__(self, place: Place, max_ctas: int | None, name: str) -> None:
         nccl = self._nccl = import_module("nccl.bindings.nccl")
         if place.rank == 0:
             place.put(f"{name} id", bytes(nccl.get_unique_id()))
         config = nccl.Config()
-        self._blocks = name == BLOCKING
-        config.blocking = int(self._blocks)
+        config.blocking = 1
         if max_ctas is not None:
             config.max_ctas = max_ctas
         identity = nccl.UniqueId.from_buffer(bytearray(place.get(f"{name} id", 0)))
         self._comm = nccl.comm_init_rank_config(place.world_size, identity, place.rank, config.ptr)
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait until what was begun is no longer in progress."""
-        while self._nccl.comm_get_async_error(self._comm) == IN_PROGRESS:
-            time.sleep(0.0005)
 
     def cases(self, x: Any, y: Any, several: Sequence[Any]) -> Cases:
         """Return the calls."""
         call, start, end, comm = self._nccl.all_reduce, self._nccl.group_start, self._nccl.group_end, self._comm
-        look = self._nccl.comm_get_async_error
-
-        def settled(make: Call) -> Call:
-            if self._blocks:
-                return make
-
-            def made() -> None:
-                make()
-                while look(comm) == IN_PROGRESS:  # NCCL refuses the next call before
-                    pass
-
-            return made
-
         source, target, count = x.data.ptr, y.data.ptr, x.size
         stream = import_module("cupy").cuda.get_current_stream().ptr
         pointers = [(each.data.ptr, each.size) for each in several]
@@ -169,15 +145,14 @@ class Raw:
             end()
 
         return {
-            "in place": settled(lambda: call(source, source, count, FLOAT32, SUM, comm, stream)),
-            "out": settled(lambda: call(source, target, count, FLOAT32, SUM, comm, stream)),
-            f"{TOGETHER} as one": settled(together),
+            "in place": lambda: call(source, source, count, FLOAT32, SUM, comm, stream),
+            "out": lambda: call(source, target, count, FLOAT32, SUM, comm, stream),
+            f"{TOGETHER} as one": together,
         }
 
     def close(self) -> None:
         """Give the communicator back."""
         self._nccl.comm_finalize(self._comm)
-        self.settle()
         self._nccl.comm_destroy(self._comm)
 
 
@@ -232,7 +207,6 @@ def contenders(group: mh.Group, place: Place, max_ctas: int | None) -> tuple[dic
     left_out: dict[str, str] = {}
     others: dict[str, Callable[[], Any]] = {
         RAW: lambda: Raw(place, max_ctas, RAW),
-        BLOCKING: lambda: Raw(place, max_ctas, BLOCKING),
         "cupyx": lambda: Cupyx(place),
         TORCH: lambda: Torch(place),
     }
@@ -257,8 +231,6 @@ def _try(party: Any) -> None:
     x, y = cupy.zeros(2, np.float32), cupy.zeros(2, np.float32)  # kept until all is done: the raw binding keeps nothing
     for call in party.cases(x, y, []).values():
         call()
-        if isinstance(party, Raw):
-            party.settle()
     cupy.cuda.get_current_stream().synchronize()
 
 
@@ -302,7 +274,6 @@ def _measure_size(
     for name, call in runs["in place"]:
         x.fill(group.rank + 1)
         call()
-        _settle(parties)
         assert set(x.get()[[0, -1]].tolist()) == {total}, f"{name} gives a wrong sum"
     x.fill(0)
     calls = 50 if nbytes <= 1 << 20 else 10 if nbytes <= 16 << 20 else 3
@@ -310,7 +281,6 @@ def _measure_size(
         for _, call in entries:  # what is made in the first calls is not timed
             for _ in range(3):
                 call()
-                _settle(parties)
         group.synchronize()
         stream.synchronize()
         for number in range(rounds):
@@ -319,13 +289,6 @@ def _measure_size(
             for name, call in turns if number // len(entries) % 2 == 0 else turns[::-1]:
                 host_us, device_us = _turn(cupy, stream, ballast, call, calls)
                 yield {"nbytes": nbytes, "case": case, "name": name, "host_us": host_us, "device_us": device_us}
-
-
-def _settle(parties: dict[str, Any]) -> None:
-    """Wait until the raw communicator, which does not wait itself, has done what its first calls had to connect."""
-    for party in parties.values():
-        if isinstance(party, Raw):
-            party.settle()
 
 
 def _turn(cupy: Any, stream: Any, ballast: Any, call: Call, calls: int) -> tuple[float, float]:
