@@ -44,7 +44,8 @@ def sanitized(part: str, folder: Path) -> bool:
     flags, libraries = SANITIZERS[part]
     package = folder / "manyhands_native"
     package.mkdir()
-    shutil.copy(SOURCE / "__init__.py", package)
+    for name in ("__init__.py", "mailbox.h"):
+        shutil.copy(SOURCE / name, package)
     compiler = shutil.which("gcc") or sys.exit("gcc is not installed")
     command = [compiler, "-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", f"-fsanitize={flags}", "-std=c11"]
     command += [

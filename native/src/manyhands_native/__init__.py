@@ -1,4 +1,6 @@
-"""The compiled executor of manyhands. Core finds it by itself where it is installed; a program need not import it."""
+"""The compiled executor of manyhands. Core finds it by itself if it is installed; a program need not import it."""
+
+from pathlib import Path
 
 from manyhands_native._core import (
     Books,
@@ -29,9 +31,15 @@ __all__ = [
     "Ring",
     "Send",
     "Stream",
+    "get_include",
     "measure_add",
     "measure_copy",
     "measure_flags",
     "measure_pings",
     "measure_stream",
 ]
+
+
+def get_include() -> str:
+    """Return the folder of ``mailbox.h``, which a plugin includes whose mailboxes have a form in C."""
+    return str(Path(__file__).parent)

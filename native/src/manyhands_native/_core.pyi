@@ -16,6 +16,7 @@ class Ring:
     _room: int
     next_out: int
     next_in: int
+    c_mailbox: object
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class Ring:
     ) -> None: ...
     def post_short(
         self, header: _Memory, /
-    ) -> bool: ...  # Send what is in slot ``next_out``; tell whether the next one is free.
+    ) -> bool: ...  # Send what is in slot ``next_out``; return whether the next one is free.
     def fetch_short(
         self, header: _Memory, /
     ) -> int: ...  # Wait a moment for the next short message: 1 it came, 0 not yet, -1 with another header.
@@ -47,16 +48,15 @@ class Stream:
     _sent: int
     _sending: int
     _got: int
+    c_mailbox: object
 
     def __init__(self, fd: int, outgoing: _Memory, incoming: _Memory, tries: int, spin_s: float) -> None: ...
     def post_short(
         self, header: _Memory, nbytes: int, /
-    ) -> (
-        bool
-    ): ...  # Send the first bytes of the slot; tell whether all went at once. Raises OSError where the connection broke.
+    ) -> bool: ...  # Send the first bytes of the slot; return whether all went at once. Raises OSError if the connection broke.
     def fetch_short(
         self, header: _Memory, nbytes: int, /
-    ) -> bool: ...  # Wait a moment for the next short message; False where it did not come as it should.
+    ) -> bool: ...  # Wait a moment for the next short message; False if it did not come as it should.
 
 class Program:
     # What one rank does in a call whose messages are all short.

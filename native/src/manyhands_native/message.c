@@ -10,29 +10,24 @@ enum { AT_BEGINNING, OPENED, OVER, DONE };
 
 /* One direction to or from a peer. */
 typedef struct {
-    PyObject *box;
-    Ring *ring; /* the box, if it is one */
-    Stream *stream;
+    PyObject *object; /* the mailbox, whose C form is `box` */
+    const Mailbox *box;
     size_t opening_bytes;
     unsigned number_at;
     unsigned char header[HEADER_BYTES];
 } Port;
 
-static int port_init(Port *port, State *state, PyObject *box, PyObject *header, int number_at, Py_ssize_t opening_bytes) {
-    bool is_ring = PyObject_TypeCheck(box, state->ring), is_stream = PyObject_TypeCheck(box, state->stream);
-    uint64_t most = is_ring ? ((Ring *)box)->slot_bytes : is_stream ? ((Stream *)box)->slot_bytes : 0;
-    if (PyBytes_Size(header) != HEADER_BYTES || number_at < 0 || number_at > HEADER_BYTES - 8 || opening_bytes < TAG_BYTES || (uint64_t)opening_bytes > most) {
-        PyErr_SetString(PyExc_ValueError, "no mailbox of C, or one with another header or with shorter slots");
+static int port_init(Port *port, PyObject *object, PyObject *header, int number_at, Py_ssize_t opening_bytes) {
+    if (!(port->box = mailbox_of(object))) return -1;
+    port->object = Py_NewRef(object);
+    if (PyBytes_Size(header) != HEADER_BYTES || number_at < 0 || number_at > HEADER_BYTES - 8 || opening_bytes < TAG_BYTES ||
+        (size_t)opening_bytes > port->box->slot_bytes) {
+        PyErr_SetString(PyExc_ValueError, "another header, or a mailbox with shorter slots");
         return -1;
     }
     memcpy(port->header, PyBytes_AsString(header), HEADER_BYTES);
     port->number_at = (unsigned)number_at;
     port->opening_bytes = (size_t)opening_bytes;
-    port->box = Py_NewRef(box);
-    if (is_ring)
-        port->ring = (Ring *)box;
-    else
-        port->stream = (Stream *)box;
     return 0;
 }
 
@@ -49,9 +44,8 @@ static size_t first_of(const Port *port, const Kind *kind) {
 }
 
 static int rest_init(Rest *rest, const Port *port, const Kind *kind, PyObject *header) {
-    uint64_t most = port->ring ? port->ring->slot_bytes : port->stream->slot_bytes;
     rest->nbytes = kind->nbytes - first_of(port, kind);
-    if (rest->nbytes > most || PyBytes_Size(header) != (rest->nbytes ? HEADER_BYTES : 0)) {
+    if (rest->nbytes > port->box->slot_bytes || PyBytes_Size(header) != (rest->nbytes ? HEADER_BYTES : 0)) {
         PyErr_SetString(PyExc_ValueError, "what follows the opening has a header, and goes into a slot");
         return -1;
     }
@@ -69,44 +63,26 @@ typedef struct {
     bool stale; /* the two ends may have forgotten the tag */
 } Send;
 
-/* Post what a slot holds; tell whether the next one is free. */
-static bool ring_posted(Ring *ring, const unsigned char *header) {
-    ring_post(ring, header, NULL, 0, NULL);
-    return ring_has_room(ring);
-}
-
-/* Post a message; tell how far it got. */
+/* Post a message; return how far it got. */
 static How send_post(Send *send, PyArrayObject *array, uint64_t number, Py_ssize_t *step) {
     Port *port = &send->port;
+    const Mailbox *box = port->box;
     Rest *rest = &send->rest;
     size_t first = first_of(port, &send->fast.given);
-    const char *data = PyArray_BYTES(array);
+    const unsigned char *data = PyArray_DATA(array);
+    unsigned char *slot = box->slot(box->mailbox);
     memcpy(port->header + port->number_at, &number, 8);
     if (rest->nbytes) memcpy(rest->header + port->number_at, &number, 8);
     *step = AT_BEGINNING;
-    if (port->ring) {
-        Ring *ring = port->ring;
-        unsigned char *slot = ring->out + ring->payloads + ring->next_out * ring->slot_bytes;
-        memcpy(slot, &send->tag, TAG_BYTES);
-        if (first) memcpy(slot + TAG_BYTES, data, first);
-        bool more = ring_posted(ring, port->header);
-        *step = rest->nbytes ? OPENED : OVER;
-        if (!more || !rest->nbytes) return more ? ENDED : STOPPED_AT;
-        memcpy(ring->out + ring->payloads + ring->next_out * ring->slot_bytes, data + first, rest->nbytes);
-        *step = OVER;
-        return ring_posted(ring, rest->header) ? ENDED : STOPPED_AT;
-    }
-    Stream *stream = port->stream;
-    unsigned char *slot = stream->outgoing + HEADER_BYTES;
     memcpy(slot, &send->tag, TAG_BYTES);
     if (first) memcpy(slot + TAG_BYTES, data, first);
-    if (stream_post(stream, port->header, slot, port->opening_bytes) == STOPPED) return STOPPED_AT;
-    bool gone = stream->sent == stream->sending;
+    if (box->post(box->mailbox, port->header, slot, port->opening_bytes) != MANYHANDS_YES) return STOPPED_AT;
+    bool more = box->room(box->mailbox) == MANYHANDS_YES;
     *step = rest->nbytes ? OPENED : OVER;
-    if (!gone || !rest->nbytes) return gone ? ENDED : STOPPED_AT;
-    if (stream_post(stream, rest->header, (const unsigned char *)data + first, rest->nbytes) == STOPPED) return STOPPED_AT;
+    if (!more || !rest->nbytes) return more ? ENDED : STOPPED_AT;
+    if (box->post(box->mailbox, rest->header, data + first, rest->nbytes) != MANYHANDS_YES) return STOPPED_AT;
     *step = OVER;
-    return stream->sent == stream->sending ? ENDED : STOPPED_AT;
+    return box->room(box->mailbox) == MANYHANDS_YES ? ENDED : STOPPED_AT;
 }
 
 static How send_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
@@ -128,14 +104,14 @@ static int send_init(Send *self, PyObject *args, PyObject *kwargs) {
                                      &opening_bytes, &tag, &rest_header))
         return -1;
     if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
-    if (port_init(&self->port, state_of(TYPE_OF(self)), box, header, number_at, opening_bytes) < 0) return -1;
+    if (port_init(&self->port, box, header, number_at, opening_bytes) < 0) return -1;
     self->tag = tag;
     self->fast.make = send_make;
     return rest_init(&self->rest, &self->port, &self->fast.given, rest_header);
 }
 
 static int send_traverse(Send *self, visitproc visit, void *arg) {
-    Py_VISIT(self->port.box);
+    Py_VISIT(self->port.object);
     return fast_traverse(&self->fast, visit, arg);
 }
 
@@ -143,7 +119,7 @@ static void send_dealloc(Send *self) {
     PyTypeObject *type = TYPE_OF(self);
     PyObject_GC_UnTrack(self);
     fast_release(&self->fast);
-    Py_XDECREF(self->port.box);
+    Py_XDECREF(self->port.object);
     freefunc release = PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -187,25 +163,12 @@ typedef struct {
     unsigned count, oldest;
 } Recv;
 
-/* Wait a moment for a message with a header; return its payload, NULL where it did not come as it should. */
-static const unsigned char *fetched(const Port *port, const unsigned char *header, size_t nbytes) {
-    Patience patience = {NULL, port->ring ? port->ring->spin_s : port->stream->spin_s, 0};
-    const unsigned char *payload = NULL;
-    if (port->stream) {
-        if (stream_fetch(port->stream, header, nbytes, &patience) == MOVED) payload = port->stream->incoming + HEADER_BYTES;
-    } else {
-        Ring *ring = port->ring;
-        unsigned tries = ring->spins;
-        double until = 0.0;
-        bool came;
-        ring_taken(ring, &patience);
-        while (!(came = ring_arrived(ring)) && patience_allows(&patience, &tries, &until)) continue;
-        if (came && !memcmp(ring_header(ring), header, HEADER_BYTES)) {
-            payload = ring_payload(ring);
-            ring_take(ring);
-        }
-    }
+/* Wait a moment for a message, and take it; return its payload, or NULL if it did not come as it should. */
+static const unsigned char *fetched(const Mailbox *box, const unsigned char *header, size_t nbytes) {
+    Patience patience = {NULL};
+    const unsigned char *payload = mailbox_fetch(box, header, nbytes, &patience);
     patience_end(&patience);
+    if (payload) box->take(box->mailbox);
     return payload;
 }
 
@@ -213,7 +176,7 @@ static const unsigned char *fetched(const Port *port, const unsigned char *heade
 static How recv_fetch(Recv *recv, PyObject *out, PyObject **result, uint64_t number, Py_ssize_t *step) {
     Port *port = &recv->port;
     memcpy(port->header + port->number_at, &number, 8);
-    const unsigned char *opening = fetched(port, port->header, port->opening_bytes);
+    const unsigned char *opening = fetched(port->box, port->header, port->opening_bytes);
     *step = opening ? OPENED : AT_BEGINNING;
     uint64_t tag = 0;
     if (opening) memcpy(&tag, opening, TAG_BYTES);
@@ -235,7 +198,7 @@ static How recv_fetch(Recv *recv, PyObject *out, PyObject **result, uint64_t num
     size_t nbytes = known->rest.nbytes;
     memcpy(header, known->rest.header, HEADER_BYTES); /* while it waits, another thread may let it know other kinds */
     memcpy(header + port->number_at, &number, 8);
-    const unsigned char *rest = fetched(port, header, nbytes);
+    const unsigned char *rest = fetched(port->box, header, nbytes);
     if (!rest) return STOPPED_AT;
     memcpy(data + first, rest, nbytes);
     return ENDED;
@@ -259,11 +222,11 @@ static int recv_init(Recv *self, PyObject *args, PyObject *kwargs) {
         return -1;
     if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
     self->fast.make = recv_make;
-    return port_init(&self->port, state_of(TYPE_OF(self)), box, header, number_at, opening_bytes);
+    return port_init(&self->port, box, header, number_at, opening_bytes);
 }
 
 static int recv_traverse(Recv *self, visitproc visit, void *arg) {
-    Py_VISIT(self->port.box);
+    Py_VISIT(self->port.object);
     return fast_traverse(&self->fast, visit, arg);
 }
 
@@ -271,7 +234,7 @@ static void recv_dealloc(Recv *self) {
     PyTypeObject *type = TYPE_OF(self);
     PyObject_GC_UnTrack(self);
     fast_release(&self->fast);
-    Py_XDECREF(self->port.box);
+    Py_XDECREF(self->port.object);
     for (unsigned i = 0; i < self->count; i++) kind_release(&self->known[i].kind);
     freefunc release = PyType_GetSlot(type, Py_tp_free);
     release(self);

@@ -11,13 +11,14 @@ static const struct {
     PyType_Spec *spec;
     size_t place;
 } types[] = {
-    {&ring_spec, offsetof(State, ring)},   {&stream_spec, offsetof(State, stream)}, {&program_spec, offsetof(State, program)},
-    {&books_spec, offsetof(State, books)}, {&caller_spec, offsetof(State, caller)}, {&call_spec, offsetof(State, call)},
-    {&send_spec, offsetof(State, send)},   {&recv_spec, offsetof(State, recv)},
-    {&exchange_spec, offsetof(State, exchange)},
-    {&low_spec, offsetof(State, low)},
+    {&program_spec, offsetof(State, program)}, {&books_spec, offsetof(State, books)}, {&caller_spec, offsetof(State, caller)},
+    {&call_spec, offsetof(State, call)},       {&send_spec, offsetof(State, send)},   {&recv_spec, offsetof(State, recv)},
+    {&exchange_spec, offsetof(State, exchange)}, {&low_spec, offsetof(State, low)},
 };
 #define TYPES (sizeof types / sizeof *types)
+
+/* The mailboxes of our own, which the rest of the module knows as those of any plugin. */
+static PyType_Spec *const mailboxes[] = {&ring_spec, &stream_spec};
 
 static PyTypeObject **type_at(PyObject *module, size_t i) { return (PyTypeObject **)(void *)((char *)PyModule_GetState(module) + types[i].place); }
 
@@ -27,6 +28,12 @@ static int execute(PyObject *module) {
         PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, types[i].spec, NULL);
         *type_at(module, i) = type;
         if (!type || PyModule_AddType(module, type) < 0) return -1;
+    }
+    for (size_t i = 0; i < sizeof mailboxes / sizeof *mailboxes; i++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, mailboxes[i], NULL);
+        int failed = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+        Py_XDECREF(type);
+        if (failed) return -1;
     }
     return 0;
 }

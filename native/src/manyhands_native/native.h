@@ -20,45 +20,29 @@
 #include <stdint.h>
 #include <string.h>
 
-#define HEADER_BYTES 64
+#include "mailbox.h"
+
+#define HEADER_BYTES MANYHANDS_HEADER_BYTES
 #define TYPE_OF(self) Py_TYPE((PyObject *)(self))
 
-/* How one end of a conversation is carried: the two kinds of mailboxes that C knows. */
-typedef enum { NO_PORT, RING_PORT, STREAM_PORT } PortKind;
-
-/* What came of trying to move a message. Whatever is unusual is STOPPED, with nothing done that could not be done again: Python goes on from
-   there, and says what is wrong. */
+/* Whether a message moved. Anything unusual is STOPPED, with nothing done that could not be done again: C hands the call back to Python. */
 typedef enum { MOVED, STOPPED } Outcome;
 
-/* One peer in shared memory: the two rings of manyhands_shm.link, whose words both forms read and write. */
+/* Mailboxes. While a thread waits it lets go of the interpreter's lock; `patience_end` takes it again. */
+typedef manyhands_mailbox Mailbox;
 typedef struct {
-    PyObject_HEAD
-    uint64_t sent, received, room; /* slots that were filled, read, and may be filled */
-    uint64_t next_out, next_in;
-    unsigned char *out, *into;
-    uint64_t slots, slot_bytes, labels, payloads, line, number_at;
-    const _Atomic uint64_t *sleepers;
-    bool fenced;
-    unsigned spins;
-    double spin_s;
-    Py_buffer views[3]; /* out, into, sleepers: held as long as this lives */
-    int held;
-    PyObject *ring; /* wakes the peer's sleepers */
-} Ring;
+    PyThreadState *released; /* NULL while this thread holds the interpreter's lock */
+} Patience;
 
-/* One peer over a socket: the mailbox of manyhands_tcp.mailbox. */
-typedef struct {
-    PyObject_HEAD
-    int fd;
-    unsigned spins;
-    double spin_s;
-    unsigned char *outgoing, *incoming; /* HEADER_BYTES, then the slot */
-    uint64_t slot_bytes;
-    uint64_t sent, sending; /* of the message in `outgoing`: bytes that the kernel took, and all; equal where nothing is left */
-    uint64_t got;           /* bytes of the next message that have come */
-    Py_buffer views[2];
-    int held;
-} Stream;
+double now_s(void);
+void patience_end(Patience *patience);
+/* Return the C form of a mailbox, a borrowed pointer; NULL with an error if it has none. */
+const Mailbox *mailbox_of(PyObject *object);
+PyObject *mailbox_capsule(Mailbox *box);
+/* Wait a moment for room; return whether there is some. */
+bool mailbox_room(const Mailbox *box, Patience *patience);
+/* Wait a moment for the next message; return its payload, still to be taken, or NULL if it did not come as it should. */
+const unsigned char *mailbox_fetch(const Mailbox *box, const unsigned char *header, size_t nbytes, Patience *patience);
 
 /* The turn and the numbers of calls that run one after the other: manyhands.calls.order.books. */
 typedef struct {
@@ -99,40 +83,14 @@ bool kind_fits(const Kind *kind, PyArrayObject *array);
 PyArrayObject *kind_place(const Kind *kind, PyObject *out);
 
 typedef struct {
-    PyTypeObject *ring, *stream, *program, *books, *caller, *call, *send, *recv, *exchange, *low;
+    PyTypeObject *program, *books, *caller, *call, *send, *recv, *exchange, *low;
 } State;
 
 extern PyType_Spec ring_spec, stream_spec, program_spec, books_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec;
 
-extern PyType_Spec ring_spec, stream_spec, program_spec;
 extern PyMethodDef limit_methods[];
 
 State *state_of(PyTypeObject *type);
-
-/* Both return with the lock of the interpreter held as they were called; `idle` is set once the lock was released to wait. */
-typedef struct {
-    PyThreadState *released; /* NULL while this thread holds the interpreter's lock */
-    double spin_s;
-    unsigned spins;
-} Patience;
-
-double now_s(void);
-bool patience_allows(Patience *patience, unsigned *tries, double *until);
-void patience_release(Patience *patience);
-void patience_end(Patience *patience);
-
-/* Rings. */
-bool ring_has_room(Ring *ring);
-void ring_post(Ring *ring, const unsigned char *header, const unsigned char *payload, size_t nbytes, Patience *patience);
-void ring_taken(Ring *ring, Patience *patience);
-bool ring_arrived(const Ring *ring);
-const unsigned char *ring_header(const Ring *ring);
-const unsigned char *ring_payload(const Ring *ring);
-void ring_take(Ring *ring);
-
-/* Streams. */
-Outcome stream_post(Stream *stream, const unsigned char *header, const unsigned char *payload, size_t nbytes);
-Outcome stream_fetch(Stream *stream, const unsigned char *header, size_t nbytes, Patience *patience);
 
 /* Programs. */
 typedef struct Program Program;

@@ -1,8 +1,8 @@
 /* The interpreter of programs (manyhands.calls.engine.program) whose messages are all short.
 
-   It does what manyhands.calls.engine.execute does, step by step, and stops before whatever is unusual: a message that does not come for a while,
-   another header, a broken connection. Python goes on from that step, waits, and says what is wrong. So nothing here can fail, and an
-   error is the same in both forms. */
+   It does what manyhands.calls.engine.execute does, step by step, and hands anything unusual back to Python: a message that does not come for a while,
+   another header, a broken connection. Python continues from that step, waits, and raises the error. So nothing here can fail, and an
+   error has one form. */
 #include "native.h"
 
 enum { SEND, RECV, RECV_RIGHT, RECV_LEFT, REDUCE, COPY };
@@ -16,12 +16,8 @@ typedef struct {
 
 typedef struct {
     int kind;
-    PortKind port;
-    union {
-        Ring *ring;
-        Stream *stream;
-        PyObject *object;
-    } box;
+    PyObject *object; /* the mailbox, whose C form is `box` */
+    const Mailbox *box;
     size_t nbytes;
     unsigned number_at; /* where the number of the call stands in the header */
     unsigned operand[3];
@@ -43,7 +39,7 @@ struct Program {
 static void program_dealloc(Program *self) {
     PyTypeObject *type = TYPE_OF(self);
     PyObject_GC_UnTrack(self);
-    for (size_t i = 0; i < self->count; i++) Py_XDECREF(self->steps[i].box.object);
+    for (size_t i = 0; i < self->count; i++) Py_XDECREF(self->steps[i].object);
     PyMem_Free(self->steps);
     PyMem_Free(self->operands);
     Py_XDECREF(self->ufunc);
@@ -56,7 +52,7 @@ static void program_dealloc(Program *self) {
 static int program_traverse(Program *self, visitproc visit, void *arg) {
     Py_VISIT(TYPE_OF(self));
     Py_VISIT(self->ufunc);
-    for (size_t i = 0; i < self->count; i++) Py_VISIT(self->steps[i].box.object);
+    for (size_t i = 0; i < self->count; i++) Py_VISIT(self->steps[i].object);
     return 0;
 }
 
@@ -66,7 +62,7 @@ static int refuse(const char *text) {
 }
 
 /* Read (kind, box, head, tail, nbytes, first, second, third). */
-static int read_step(Program *self, State *state, Step *step, PyObject *given) {
+static int read_step(Program *self, Step *step, PyObject *given) {
     PyObject *box, *head, *tail;
     Py_ssize_t nbytes;
     /* Without "#" in the format: whether that means Py_ssize_t depends on the headers of 3.11 or 3.13, and the module must run with both. */
@@ -82,18 +78,9 @@ static int read_step(Program *self, State *state, Step *step, PyObject *given) {
     memcpy(step->header, PyBytes_AsString(head), (size_t)head_bytes);
     memcpy(step->header + head_bytes + 8, PyBytes_AsString(tail), (size_t)tail_bytes);
     step->number_at = (unsigned)head_bytes;
-    uint64_t most;
-    if (PyObject_TypeCheck(box, state->ring)) {
-        step->port = RING_PORT;
-        most = ((Ring *)box)->slot_bytes;
-    } else if (PyObject_TypeCheck(box, state->stream)) {
-        step->port = STREAM_PORT;
-        most = ((Stream *)box)->slot_bytes;
-    } else {
-        return refuse("a mailbox of another kind");
-    }
-    step->box.object = Py_NewRef(box);
-    if (step->nbytes > most) return refuse("a message that is longer than a slot");
+    if (!(step->box = mailbox_of(box))) return -1;
+    step->object = Py_NewRef(box);
+    if (step->nbytes > step->box->slot_bytes) return refuse("a message that is longer than a slot");
     return 0;
 }
 
@@ -142,7 +129,7 @@ static int program_init(Program *self, PyObject *args, PyObject *kwargs) {
     }
     for (size_t i = 0; i < count; i++) {
         self->count = i + 1;
-        if (read_step(self, state, &self->steps[i], PyTuple_GetItem(steps, (Py_ssize_t)i)) < 0) return -1;
+        if (read_step(self, &self->steps[i], PyTuple_GetItem(steps, (Py_ssize_t)i)) < 0) return -1;
         int kind = self->steps[i].kind;
         if (!self->ufunc && (kind == REDUCE || kind == RECV_LEFT || kind == RECV_RIGHT)) return refuse("nothing is said of how to reduce");
     }
@@ -197,54 +184,24 @@ static Outcome apply(const Call *call, const Step *step, const unsigned char *ca
 }
 
 static Outcome carry_out(const Call *call, Step *step, uint64_t number, Patience *patience) {
-    size_t ignored;
+    const Mailbox *box = step->box;
     memcpy(step->header + step->number_at, &number, 8);
-    if (step->port == RING_PORT) {
-        Ring *ring = step->box.ring;
-        unsigned tries = ring->spins;
-        double until = 0.0;
-        if (step->kind == SEND) {
-            while (!ring_has_room(ring))
-                if (!patience_allows(patience, &tries, &until)) return STOPPED;
-            ring_post(ring, step->header, at(call, step->operand[0], &ignored), step->nbytes, patience);
-            return MOVED;
-        }
-        ring_taken(ring, patience);
-        while (!ring_arrived(ring))
-            if (!patience_allows(patience, &tries, &until)) return STOPPED;
-        if (memcmp(ring_header(ring), step->header, HEADER_BYTES)) return STOPPED;
-        if (apply(call, step, ring_payload(ring)) == STOPPED) return STOPPED;
-        ring_take(ring);
-        return MOVED;
-    }
-    Stream *stream = step->box.stream;
     if (step->kind == SEND) {
-        if (stream->sent != stream->sending) return STOPPED;
-        return stream_post(stream, step->header, at(call, step->operand[0], &ignored), step->nbytes);
+        size_t ignored;
+        if (!mailbox_room(box, patience)) return STOPPED;
+        return box->post(box->mailbox, step->header, at(call, step->operand[0], &ignored), step->nbytes) == MANYHANDS_YES ? MOVED : STOPPED;
     }
-    if (stream_fetch(stream, step->header, step->nbytes, patience) == STOPPED) return STOPPED;
-    if (apply(call, step, stream->incoming + HEADER_BYTES) == MOVED) return MOVED;
-    stream->got = HEADER_BYTES + step->nbytes; /* it has still to be fetched */
-    return STOPPED;
+    const unsigned char *came = mailbox_fetch(box, step->header, step->nbytes, patience);
+    if (!came || apply(call, step, came) == STOPPED) return STOPPED;
+    box->take(box->mailbox);
+    return MOVED;
 }
 
-/* Wait a moment until all that was sent has gone, and the next slot of each ring is free. A rank that only sends, such as the root of a
-   broadcast, is often so far ahead of the others that it is not. */
+/* Wait a moment until each mailbox that a message went to has room again. A rank that only sends, such as the root of a broadcast, is often so far
+   ahead of the others that there is none. */
 static bool is_over(const Program *program, Patience *patience) {
-    for (size_t i = 0; i < program->count; i++) {
-        const Step *step = &program->steps[i];
-        if (step->kind != SEND) continue;
-        if (step->port == STREAM_PORT) {
-            if (step->box.stream->sent != step->box.stream->sending) return false;
-            continue;
-        }
-        Ring *ring = step->box.ring;
-        unsigned tries = ring->spins;
-        double until = 0.0;
-        patience->spin_s = ring->spin_s;
-        while (!ring_has_room(ring))
-            if (!patience_allows(patience, &tries, &until)) return false;
-    }
+    for (size_t i = 0; i < program->count; i++)
+        if (program->steps[i].kind == SEND && !mailbox_room(program->steps[i].box, patience)) return false;
     return true;
 }
 
@@ -260,7 +217,7 @@ static Py_ssize_t carry(Program *self, Call *call, uint64_t number) {
         const Operand *operand = &self->operands[i];
         if (!operand->whole && operand->offset + operand->nbytes > call->size[operand->memory]) return 0;
     }
-    Patience patience = {NULL, 0.0, 0};
+    Patience patience = {NULL};
     size_t i = 0;
     for (; i < self->count; i++) {
         Step *step = &self->steps[i];
@@ -268,7 +225,6 @@ static Py_ssize_t carry(Program *self, Call *call, uint64_t number) {
             if (apply(call, step, NULL) == STOPPED) break;
             continue;
         }
-        patience.spin_s = step->port == RING_PORT ? step->box.ring->spin_s : step->box.stream->spin_s;
         if (carry_out(call, step, number, &patience) == STOPPED) break;
     }
     bool over = i == self->count && is_over(self, &patience);

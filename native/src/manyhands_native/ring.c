@@ -1,111 +1,92 @@
 /* One peer in shared memory.
 
-   A ring belongs to the sender. Slot n is numbered n + 1 once it is filled, and the receiver says in the ring's first word how many it has
-   emptied. Labels hold a header of 64 bytes, then the number. What is published is stored with release, and read with acquire: so it is right on
-   machines that reorder, too. Whoever sleeps passes a barrier that all ranks pass with it (manyhands_shm.bell), so that a look at the
-   sleepers need not be fenced here, unless the system has no such barrier. */
+   A ring belongs to the sender. Slot n gets the number n + 1 when it is filled, and the receiver writes into the ring's first word how many slots it has
+   emptied. Labels hold a header of 64 bytes, then the number. Numbers are stored with release and read with acquire, so the order also holds on
+   machines that reorder stores. A rank that goes to sleep passes a barrier that all ranks pass with it (manyhands_shm.bell), so a look at the
+   sleepers needs no fence here, unless the system has no such barrier. */
 #include "native.h"
 
-#include <sched.h>
-#include <time.h>
-
-double now_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-void patience_release(Patience *patience) {
-    if (!patience->released) patience->released = PyEval_SaveThread();
-}
-
-void patience_end(Patience *patience) {
-    if (patience->released) PyEval_RestoreThread(patience->released);
-    patience->released = NULL;
-}
-
-/* Ranks that wait for each other on one processor: the peer cannot come before this thread gives way. So who saw several times in a row that somebody else
-   ran while it gave way, and shortly, looks no more before it does. The system moves one of the two sooner or later; giving way then takes no time. */
-static _Thread_local unsigned shared; /* how many times in a row that was so */
-
-#define SWITCHED_S 1e-6 /* giving way takes less where nobody else wants the processor */
-#define SLICE_S 50e-6   /* and more where somebody computes */
-#define ENOUGH 3
-
-/* Tell whether to look once more: first at once, then without the interpreter's lock, giving way to others, until the time is up. */
-bool patience_allows(Patience *patience, unsigned *tries, double *until) {
-    if (*tries && shared < ENOUGH) {
-        --*tries;
-#if defined(__x86_64__) || defined(__i386__)
-        __builtin_ia32_pause();
-#endif
-        return true;
-    }
-    patience_release(patience);
-    double now = now_s();
-    if (*until == 0.0)
-        *until = now + patience->spin_s;
-    else if (now >= *until)
-        return false;
-    sched_yield();
-    double took = now_s() - now;
-    shared = took > SWITCHED_S && took < SLICE_S ? shared + 1 : 0;
-    return true;
-}
+/* The two rings of manyhands_shm.link, whose words both forms read and write. */
+typedef struct {
+    PyObject_HEAD
+    Mailbox mailbox;
+    uint64_t sent, received, room; /* slots that were filled, read, and may be filled */
+    uint64_t next_out, next_in;
+    unsigned char *out, *into;
+    uint64_t slots, labels, payloads, line, number_at;
+    const _Atomic uint64_t *sleepers;
+    bool fenced;
+    Py_buffer views[3]; /* out, into, sleepers: held as long as this lives */
+    int held;
+    PyObject *ring; /* wakes the peer's sleepers */
+} Ring;
 
 static _Atomic uint64_t *word(unsigned char *memory, uint64_t at) { return (_Atomic uint64_t *)(void *)(memory + at); }
 
-static void publish(Ring *ring, _Atomic uint64_t *where, uint64_t value, Patience *patience) {
+static void publish(Ring *ring, _Atomic uint64_t *where, uint64_t value) {
     atomic_store_explicit(where, value, memory_order_release);
     if (ring->fenced)
         atomic_thread_fence(memory_order_seq_cst);
     else
         atomic_signal_fence(memory_order_seq_cst);
     if (!atomic_load_explicit(ring->sleepers, memory_order_relaxed)) return;
-    PyThreadState *released = patience ? patience->released : NULL;
-    if (released) PyEval_RestoreThread(released);
+    PyGILState_STATE held = PyGILState_Ensure();
     PyObject *done = PyObject_CallNoArgs(ring->ring);
     if (done)
         Py_DECREF(done);
     else
-        PyErr_Clear(); /* nothing can be wrong with it; and who sleeps looks again after a while */
-    if (released) patience->released = PyEval_SaveThread();
+        PyErr_Clear(); /* it cannot fail, and a rank that sleeps looks again after a while */
+    PyGILState_Release(held);
 }
 
-bool ring_has_room(Ring *ring) {
+static bool has_room(Ring *ring) {
     if (ring->sent >= ring->room)
         ring->room = atomic_load_explicit(word(ring->out, 0), memory_order_acquire) + ring->slots;
     return ring->sent < ring->room;
 }
 
-void ring_post(Ring *ring, const unsigned char *header, const unsigned char *payload, size_t nbytes, Patience *patience) {
-    uint64_t slot = ring->next_out;
-    unsigned char *label = ring->out + ring->labels + slot * ring->line;
-    if (nbytes && payload) memcpy(ring->out + ring->payloads + slot * ring->slot_bytes, payload, nbytes);
+static manyhands_answer room(void *mailbox) { return has_room(mailbox) ? MANYHANDS_YES : MANYHANDS_NOT_YET; }
+
+static unsigned char *slot(void *mailbox) {
+    const Ring *ring = mailbox;
+    return ring->out + ring->payloads + ring->next_out * ring->mailbox.slot_bytes;
+}
+
+static manyhands_answer post(void *mailbox, const unsigned char *header, const unsigned char *payload, size_t nbytes) {
+    Ring *ring = mailbox;
+    unsigned char *label = ring->out + ring->labels + ring->next_out * ring->line, *to = slot(ring);
+    if (nbytes && payload != to) memcpy(to, payload, nbytes);
     memcpy(label, header, HEADER_BYTES);
     ring->sent++;
-    ring->next_out = slot + 1 == ring->slots ? 0 : slot + 1;
-    publish(ring, word(label, ring->number_at), ring->sent, patience);
+    ring->next_out = ring->next_out + 1 == ring->slots ? 0 : ring->next_out + 1;
+    publish(ring, word(label, ring->number_at), ring->sent);
+    return MANYHANDS_YES;
 }
 
-/* Say that what was fetched before has been read. */
-void ring_taken(Ring *ring, Patience *patience) { publish(ring, word(ring->into, 0), ring->received, patience); }
-
-static unsigned char *label_in(const Ring *ring) {
-    return ring->into + ring->labels + ring->received % ring->slots * ring->line;
+static void release(void *mailbox) {
+    Ring *ring = mailbox;
+    publish(ring, word(ring->into, 0), ring->received);
 }
 
-bool ring_arrived(const Ring *ring) {
+static unsigned char *label_in(const Ring *ring) { return ring->into + ring->labels + ring->received % ring->slots * ring->line; }
+
+static bool arrived(const Ring *ring) {
     return atomic_load_explicit(word(label_in(ring), ring->number_at), memory_order_acquire) == ring->received + 1;
 }
 
-const unsigned char *ring_header(const Ring *ring) { return label_in(ring); }
-
-const unsigned char *ring_payload(const Ring *ring) {
-    return ring->into + ring->payloads + ring->received % ring->slots * ring->slot_bytes;
+static manyhands_answer poll(void *mailbox, const unsigned char *header, size_t Py_UNUSED(nbytes)) {
+    const Ring *ring = mailbox;
+    if (!arrived(ring)) return MANYHANDS_NOT_YET;
+    return memcmp(label_in(ring), header, HEADER_BYTES) ? MANYHANDS_UNUSUAL : MANYHANDS_YES;
 }
 
-void ring_take(Ring *ring) {
+static const unsigned char *payload(void *mailbox) {
+    const Ring *ring = mailbox;
+    return ring->into + ring->payloads + ring->received % ring->slots * ring->mailbox.slot_bytes;
+}
+
+static void take(void *mailbox) {
+    Ring *ring = mailbox;
     ring->next_in = ring->received % ring->slots;
     ring->received++;
 }
@@ -142,15 +123,13 @@ static int ring_init(Ring *self, PyObject *args, PyObject *kwargs) {
     self->into = self->views[1].buf;
     self->sleepers = self->views[2].buf;
     self->slots = self->room = slots;
-    self->slot_bytes = slot_bytes;
     self->labels = labels;
     self->payloads = payloads;
     self->line = line;
     self->number_at = number_at;
     self->fenced = fenced;
-    self->spins = tries;
-    self->spin_s = spin_s;
     self->ring = Py_NewRef(ring);
+    self->mailbox = (Mailbox){sizeof(Mailbox), self, (size_t)slot_bytes, tries, spin_s, room, slot, post, release, poll, payload, take};
     return 0;
 }
 
@@ -175,7 +154,7 @@ static void ring_dealloc(Ring *self) {
     Py_DECREF(type);
 }
 
-/* Return the header of a call, or NULL with an error. */
+/* Read a header; return -1 with an error if it is none. */
 static int header_of(PyObject *given, Py_buffer *view) {
     if (PyObject_GetBuffer(given, view, PyBUF_SIMPLE) < 0) return -1;
     if (view->len == HEADER_BYTES) return 0;
@@ -187,31 +166,34 @@ static int header_of(PyObject *given, Py_buffer *view) {
 static PyObject *py_post(Ring *self, PyObject *header) {
     Py_buffer view;
     if (header_of(header, &view) < 0) return NULL;
-    ring_post(self, view.buf, NULL, 0, NULL);
+    post(self, view.buf, NULL, 0);
     PyBuffer_Release(&view);
-    return PyBool_FromLong(ring_has_room(self));
+    return PyBool_FromLong(has_room(self));
 }
 
 static PyObject *py_fetch(Ring *self, PyObject *header) {
     Py_buffer view;
     if (header_of(header, &view) < 0) return NULL;
-    Patience patience = {NULL, self->spin_s, self->spins};
-    unsigned tries = patience.spins;
-    double until = 0.0;
-    ring_taken(self, &patience);
-    bool came;
-    while (!(came = ring_arrived(self)) && patience_allows(&patience, &tries, &until)) continue;
+    Patience patience = {NULL};
+    bool came = mailbox_fetch(&self->mailbox, view.buf, 0, &patience);
     patience_end(&patience);
-    int answer = !came ? 0 : memcmp(ring_header(self), view.buf, HEADER_BYTES) ? -1 : 1;
     PyBuffer_Release(&view);
-    if (answer == 1) ring_take(self);
+    int answer = came ? 1 : arrived(self) ? -1 : 0;
+    if (came) take(self);
     return PyLong_FromLong(answer);
 }
 
+static PyObject *c_mailbox(PyObject *self, void *Py_UNUSED(closure)) { return mailbox_capsule(&((Ring *)self)->mailbox); }
+
 static PyMethodDef ring_methods[] = {
-    {"post_short", (PyCFunction)py_post, METH_O, "Send what is in slot `next_out`; tell whether the next one is free."},
+    {"post_short", (PyCFunction)py_post, METH_O, "Send what is in slot `next_out`; return whether the next one is free."},
     {"fetch_short", (PyCFunction)py_fetch, METH_O, "Wait a moment for the next short message: 1 it came, 0 not yet, -1 with another header."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef ring_attributes[] = {
+    {"c_mailbox", c_mailbox, NULL, "The rings as C sees them.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef ring_members[] = {
@@ -228,6 +210,7 @@ static PyType_Slot ring_slots[] = {
     {Py_tp_dealloc, ring_dealloc},
     {Py_tp_methods, ring_methods},
     {Py_tp_members, ring_members},
+    {Py_tp_getset, ring_attributes},
     {0, NULL},
 };
 

@@ -5,58 +5,80 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* Send a message. What the kernel does not take is copied, and goes on from `outgoing`: the caller may write to the payload at once. */
-Outcome stream_post(Stream *stream, const unsigned char *header, const unsigned char *payload, size_t nbytes) {
+/* The mailbox of manyhands_tcp.mailbox. */
+typedef struct {
+    PyObject_HEAD
+    Mailbox mailbox;
+    int fd;
+    unsigned char *outgoing, *incoming; /* HEADER_BYTES, then the slot */
+    uint64_t sent, sending; /* of the message in `outgoing`: bytes that the kernel took, and all; equal if nothing is left */
+    uint64_t got;           /* bytes of the next message that have come */
+    Py_buffer views[2];
+    int held;
+} Stream;
+
+static manyhands_answer room(void *mailbox) {
+    const Stream *stream = mailbox;
+    return stream->sent == stream->sending ? MANYHANDS_YES : MANYHANDS_UNUSUAL;
+}
+
+static unsigned char *slot(void *mailbox) { return ((Stream *)mailbox)->outgoing + HEADER_BYTES; }
+
+/* Send a message. What the kernel does not take is copied, and goes on from `outgoing`: the caller may overwrite the payload at once. */
+static manyhands_answer post(void *mailbox, const unsigned char *header, const unsigned char *payload, size_t nbytes) {
+    Stream *stream = mailbox;
     struct iovec parts[2] = {{(void *)header, HEADER_BYTES}, {(void *)payload, nbytes}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = nbytes ? 2 : 1};
     ssize_t sent = sendmsg(stream->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) {
-        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return STOPPED;
+        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return MANYHANDS_UNUSUAL;
         sent = 0;
     }
     size_t total = HEADER_BYTES + nbytes;
     stream->sent = stream->sending = total;
     if ((size_t)sent < total) {
         memcpy(stream->outgoing, header, HEADER_BYTES);
-        if (nbytes && payload != stream->outgoing + HEADER_BYTES) memcpy(stream->outgoing + HEADER_BYTES, payload, nbytes);
+        if (nbytes && payload != slot(stream)) memcpy(slot(stream), payload, nbytes);
         stream->sent = (uint64_t)sent;
     }
-    return MOVED;
+    return MANYHANDS_YES;
 }
 
-/* Try for a moment to get the whole next message; what has come stays in `incoming`, and `got` says how much that is. */
-Outcome stream_fetch(Stream *stream, const unsigned char *header, size_t nbytes, Patience *patience) {
+static void release(void *Py_UNUSED(mailbox)) {} /* the peer is not told: the kernel holds what comes next */
+
+/* Try once to get the rest of the next message; what has come stays in `incoming`, and `got` says how much that is. */
+static manyhands_answer poll(void *mailbox, const unsigned char *header, size_t nbytes) {
+    Stream *stream = mailbox;
     size_t total = HEADER_BYTES + nbytes;
-    unsigned tries = stream->spins;
-    double until = 0.0;
-    for (;;) {
-        if (stream->got >= HEADER_BYTES && memcmp(stream->incoming, header, HEADER_BYTES)) return STOPPED;
-        if (stream->got == total) {
-            stream->got = 0;
-            return MOVED;
-        }
+    manyhands_answer answer = MANYHANDS_NOT_YET;
+    if (stream->got < total) {
         /* Not beyond what is surely of this message: of another one no more than its header is taken. */
         ssize_t came = recv(stream->fd, stream->incoming + stream->got, total - stream->got, MSG_DONTWAIT);
         if (came > 0) {
             stream->got += (uint64_t)came;
-            tries = stream->spins;
-            until = 0.0;
+            answer = MANYHANDS_PART;
         } else if (!came || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
-            return STOPPED;
-        } else if (!patience_allows(patience, &tries, &until)) {
-            return STOPPED;
+            return MANYHANDS_UNUSUAL;
         }
     }
+    if (stream->got >= HEADER_BYTES && memcmp(stream->incoming, header, HEADER_BYTES)) return MANYHANDS_UNUSUAL;
+    return stream->got == total ? MANYHANDS_YES : answer;
 }
+
+static const unsigned char *payload(void *mailbox) { return ((Stream *)mailbox)->incoming + HEADER_BYTES; }
+
+static void take(void *mailbox) { ((Stream *)mailbox)->got = 0; }
 
 static int stream_init(Stream *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"fd", "outgoing", "incoming", "tries", "spin_s", NULL};
     PyObject *outgoing, *incoming;
+    unsigned tries;
+    double spin_s;
     if (self->held) {
         PyErr_SetString(PyExc_RuntimeError, "a stream is made once");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOOId", names, &self->fd, &outgoing, &incoming, &self->spins, &self->spin_s)) return -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOOId", names, &self->fd, &outgoing, &incoming, &tries, &spin_s)) return -1;
     PyObject *given[] = {outgoing, incoming};
     for (int i = 0; i < 2; i++) {
         if (PyObject_GetBuffer(given[i], &self->views[i], PyBUF_WRITABLE) < 0) return -1;
@@ -68,7 +90,8 @@ static int stream_init(Stream *self, PyObject *args, PyObject *kwargs) {
     }
     self->outgoing = self->views[0].buf;
     self->incoming = self->views[1].buf;
-    self->slot_bytes = (uint64_t)self->views[0].len - HEADER_BYTES;
+    size_t slot_bytes = (size_t)self->views[0].len - HEADER_BYTES;
+    self->mailbox = (Mailbox){sizeof(Mailbox), self, slot_bytes, tries, spin_s, room, slot, post, release, poll, payload, take};
     return 0;
 }
 
@@ -80,39 +103,50 @@ static void stream_dealloc(Stream *self) {
     Py_DECREF(type);
 }
 
-static PyObject *moved(Stream *self, PyObject *args, bool is_post) {
-    Py_buffer header;
-    Py_ssize_t nbytes;
-    if (!PyArg_ParseTuple(args, "y*n", &header, &nbytes)) return NULL;
-    if (header.len != HEADER_BYTES || nbytes < 0 || (uint64_t)nbytes > self->slot_bytes) {
-        PyBuffer_Release(&header);
-        PyErr_Format(PyExc_ValueError, "a header has %d bytes, and a payload at most those of a slot", HEADER_BYTES);
-        return NULL;
-    }
-    Outcome outcome;
-    if (is_post) {
-        outcome = stream_post(self, header.buf, self->outgoing + HEADER_BYTES, (size_t)nbytes);
-    } else {
-        Patience patience = {NULL, self->spin_s, self->spins};
-        outcome = stream_fetch(self, header.buf, (size_t)nbytes, &patience);
-        patience_end(&patience);
-    }
-    int error = errno;
-    PyBuffer_Release(&header);
-    if (is_post && outcome == STOPPED) {
-        errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    return PyBool_FromLong(is_post ? self->sent == self->sending : outcome == MOVED);
+/* Read (header, nbytes); return -1 with an error. */
+static int message_of(Stream *self, PyObject *args, Py_buffer *header, size_t *nbytes) {
+    Py_ssize_t given;
+    if (!PyArg_ParseTuple(args, "y*n", header, &given)) return -1;
+    *nbytes = (size_t)given;
+    if (header->len == HEADER_BYTES && given >= 0 && *nbytes <= self->mailbox.slot_bytes) return 0;
+    PyBuffer_Release(header);
+    PyErr_Format(PyExc_ValueError, "a header has %d bytes, and a payload at most those of a slot", HEADER_BYTES);
+    return -1;
 }
 
-static PyObject *py_post(Stream *self, PyObject *args) { return moved(self, args, true); }
+static PyObject *py_post(Stream *self, PyObject *args) {
+    Py_buffer header;
+    size_t nbytes;
+    if (message_of(self, args, &header, &nbytes) < 0) return NULL;
+    bool posted = post(self, header.buf, slot(self), nbytes) == MANYHANDS_YES;
+    int error = errno;
+    PyBuffer_Release(&header);
+    errno = error;
+    return posted ? PyBool_FromLong(self->sent == self->sending) : PyErr_SetFromErrno(PyExc_OSError);
+}
 
-static PyObject *py_fetch(Stream *self, PyObject *args) { return moved(self, args, false); }
+static PyObject *py_fetch(Stream *self, PyObject *args) {
+    Py_buffer header;
+    size_t nbytes;
+    if (message_of(self, args, &header, &nbytes) < 0) return NULL;
+    Patience patience = {NULL};
+    bool came = mailbox_fetch(&self->mailbox, header.buf, nbytes, &patience);
+    patience_end(&patience);
+    PyBuffer_Release(&header);
+    if (came) take(self);
+    return PyBool_FromLong(came);
+}
+
+static PyObject *c_mailbox(PyObject *self, void *Py_UNUSED(closure)) { return mailbox_capsule(&((Stream *)self)->mailbox); }
+
+static PyGetSetDef stream_attributes[] = {
+    {"c_mailbox", c_mailbox, NULL, "The mailbox as C sees it.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 
 static PyMethodDef stream_methods[] = {
-    {"post_short", (PyCFunction)py_post, METH_VARARGS, "Send the first bytes of the slot; tell whether all went at once. Raises OSError where the connection broke."},
-    {"fetch_short", (PyCFunction)py_fetch, METH_VARARGS, "Wait a moment for the next short message; False where it did not come as it should."},
+    {"post_short", (PyCFunction)py_post, METH_VARARGS, "Send the first bytes of the slot; return whether all went at once. Raises OSError if the connection broke."},
+    {"fetch_short", (PyCFunction)py_fetch, METH_VARARGS, "Wait a moment for the next short message; False if it did not come as it should."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -130,6 +164,7 @@ static PyType_Slot stream_slots[] = {
     {Py_tp_dealloc, stream_dealloc},
     {Py_tp_methods, stream_methods},
     {Py_tp_members, stream_members},
+    {Py_tp_getset, stream_attributes},
     {0, NULL},
 };
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -112,10 +112,13 @@ class Mailbox(ABC):
     next_in
         The slot with the payload that was fetched last.
     compiled
-        `Bootstrap.native` where its programs know this mailbox, which is then one of its types; else None.
+        `Bootstrap.native` if the mailbox has a C form, which the compiled executor then uses in place of `post` and `fetch`; else None.
+    c_mailbox
+        The C form: a capsule that `manyhands_native/mailbox.h` describes. None if there is none.
     """
 
     compiled: ModuleType | None = None
+    c_mailbox: Any = None
 
     __slots__ = ("incoming", "next_in", "next_out", "outgoing")
 
@@ -147,7 +150,7 @@ class Mailbox(ABC):
         """
 
     def unsent(self) -> Transfer | None:
-        """Return what a message waits for that the compiled executor has posted here; None, the default, where all went at once."""
+        """Return what a message waits for that the compiled executor has posted here; None, the default, if all of it went at once."""
         return None
 
     @abstractmethod

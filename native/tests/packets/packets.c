@@ -1,0 +1,83 @@
+/* A mailbox of a plugin's own: each message is one packet of a Unix socket. It needs mailbox.h alone; Python calls what is not static through ctypes. */
+#include "mailbox.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define SLOT_BYTES 4096
+
+typedef struct {
+    manyhands_mailbox form;
+    int fd;
+    size_t came; /* the bytes of the packet in `incoming`; 0 for none */
+    unsigned long taken; /* by C */
+    unsigned char outgoing[MANYHANDS_HEADER_BYTES + SLOT_BYTES], incoming[MANYHANDS_HEADER_BYTES + SLOT_BYTES];
+} Packets;
+
+static manyhands_answer room(void *mailbox) {
+    struct pollfd one = {((Packets *)mailbox)->fd, POLLOUT, 0};
+    return poll(&one, 1, 0) == 1 && one.revents == POLLOUT ? MANYHANDS_YES : MANYHANDS_NOT_YET;
+}
+
+static unsigned char *slot(void *mailbox) { return ((Packets *)mailbox)->outgoing + MANYHANDS_HEADER_BYTES; }
+
+static manyhands_answer post(void *mailbox, const unsigned char *header, const unsigned char *payload, size_t nbytes) {
+    Packets *packets = mailbox;
+    memcpy(packets->outgoing, header, MANYHANDS_HEADER_BYTES);
+    if (nbytes && payload != slot(packets)) memcpy(slot(packets), payload, nbytes);
+    return send(packets->fd, packets->outgoing, MANYHANDS_HEADER_BYTES + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? MANYHANDS_UNUSUAL : MANYHANDS_YES;
+}
+
+static void release(void *mailbox) { (void)mailbox; }
+
+static manyhands_answer arrived(void *mailbox, const unsigned char *header, size_t nbytes) {
+    Packets *packets = mailbox;
+    if (!packets->came) {
+        ssize_t came = recv(packets->fd, packets->incoming, sizeof packets->incoming, MSG_DONTWAIT);
+        if (came < 0 && (errno == EAGAIN || errno == EINTR)) return MANYHANDS_NOT_YET;
+        if (came <= 0) return MANYHANDS_UNUSUAL;
+        packets->came = (size_t)came;
+    }
+    return packets->came == MANYHANDS_HEADER_BYTES + nbytes && !memcmp(packets->incoming, header, MANYHANDS_HEADER_BYTES) ? MANYHANDS_YES : MANYHANDS_UNUSUAL;
+}
+
+static const unsigned char *payload(void *mailbox) { return ((Packets *)mailbox)->incoming + MANYHANDS_HEADER_BYTES; }
+
+static void take(void *mailbox) {
+    Packets *packets = mailbox;
+    packets->came = 0;
+    packets->taken++;
+}
+
+/* What Python calls. */
+
+Packets *packets_open(int fd, double spin_s) {
+    Packets *packets = calloc(1, sizeof *packets);
+    if (packets) {
+        packets->form = (manyhands_mailbox){sizeof(manyhands_mailbox), packets, SLOT_BYTES, 20, spin_s, room, slot, post, release, arrived, payload, take};
+        packets->fd = fd;
+    }
+    return packets;
+}
+
+void packets_close(Packets *packets) { free(packets); }
+
+size_t packets_slot_bytes(void) { return SLOT_BYTES; }
+
+unsigned char *packets_slot(Packets *packets, int incoming) { return incoming ? packets->incoming + MANYHANDS_HEADER_BYTES : slot(packets); }
+
+int packets_post(Packets *packets, const unsigned char *header, size_t nbytes) { return post(packets, header, slot(packets), nbytes); }
+
+int packets_fetch(Packets *packets, const unsigned char *header, size_t nbytes) {
+    int answer = arrived(packets, header, nbytes);
+    if (answer == MANYHANDS_YES) packets->came = 0;
+    return answer;
+}
+
+/* The header of the packet that came and is another one than was asked for; NULL if none came. */
+const unsigned char *packets_other(const Packets *packets) { return packets->came ? packets->incoming : NULL; }
+
+unsigned long packets_taken(const Packets *packets) { return packets->taken; }
