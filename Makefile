@@ -72,34 +72,34 @@ mutants: venv-dev
 	@$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 test-faults: venv-dev
-	$(BIN)/python tests/campaign_faults.py $(FAULTS_ARGS)
-	$(BIN)/python tests/campaign_network.py $(NETWORK_ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/campaigns/campaign_faults.py $(FAULTS_ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/campaigns/campaign_network.py $(NETWORK_ARGS)
 
 test-elastic: venv-dev
-	$(BIN)/python tests/campaign_elastic.py $(ELASTIC_ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/campaigns/campaign_elastic.py $(ELASTIC_ARGS)
 
 test-fuzz:
 	@$(PYTHON) tools/make_venv.py requirements-fuzz.txt .venv-fuzz
-	.venv-fuzz/bin/python tests/campaign_fuzz.py $(FUZZ_ARGS)
+	PYTHONPATH=tests .venv-fuzz/bin/python tests/campaigns/campaign_fuzz.py $(FUZZ_ARGS)
 
 soak: venv-dev
-	$(BIN)/python tests/campaign_soak.py $(SOAK_ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/campaigns/campaign_soak.py $(SOAK_ARGS)
 
 # The wheels of the two MPIs have files of the same names, so that each has its environment; likewise those of CuPy for each CUDA.
 test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
-	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/torch/tests plugins/ucc/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_elastic_state.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
+	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/torch/tests plugins/ucc/tests plugins/ucx/tests tests/workspace/test_bench_backends.py tests/workspace/test_bench_parallel.py core/tests/test_libraries_real.py tests/groups/test_arrays_of_others.py tests/elastic/test_elastic_state.py tests/docs/test_docs_recipes.py parallel/tests tests/docs/test_examples_digits.py tests/docs/test_examples_transformer.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers -k mpi conformance/tests plugins/mpi/tests $(PYTEST_ARGS)
 	@$(PYTHON) tools/make_venv.py requirements-peers-cuda12.txt .venv-cuda12
 	@$(PYTHON) tools/make_venv.py requirements-peers-cuda13.txt .venv-cuda13
-	.venv-cuda12/bin/python -m pytest -m peers tests/test_fakes_real.py $(PYTEST_ARGS)
-	.venv-cuda13/bin/python -m pytest -m peers tests/test_fakes_real.py $(PYTEST_ARGS)
+	.venv-cuda12/bin/python -m pytest -m peers tests/devices/test_fakes_real.py $(PYTEST_ARGS)
+	.venv-cuda13/bin/python -m pytest -m peers tests/devices/test_fakes_real.py $(PYTEST_ARGS)
 
 test-peers-faults: venv-dev
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
-	$(BIN)/python tests/campaign_peers.py $(PEERS_ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/campaigns/campaign_peers.py $(PEERS_ARGS)
 
 test-native: venv-dev
 	$(BIN)/python tools/test_native.py $(NATIVE_ARGS)

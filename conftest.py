@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from fault_tools import Nursery
+    from support.fault_tools import Nursery
 
 with contextlib.suppress(ModuleNotFoundError):  # the environments of the peers need none
     from hypothesis import settings
@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     """Starts ranks that are processes."""
-    from fault_tools import Nursery
+    from support.fault_tools import Nursery
 
     return Nursery(tmp_path_factory.mktemp("nursery"))
 

@@ -4,7 +4,7 @@
 - launch: the backend's, of a kind of call that it has prepared, by a group of two ranks
 - launch alone: likewise, by a group of one rank, which sets the device itself
 
-They take turns, in an order that turns round. What is measured is the processor's time, so that other programs do not count. The libraries are those of the tests (``tests/fake_gpu/shim``): a C compiler and nccl4py must be here.
+They take turns, in an order that turns round. What is measured is the processor's time, so that other programs do not count. The libraries are those of the tests (``tests/support/fake_gpu/shim``): a C compiler and nccl4py must be here.
 
 Usage: python benchmarks/nccl_stub.py [-h] [--rounds N] [--calls N]
 """
@@ -39,7 +39,7 @@ VERSION = 23203
 def libraries() -> Any:
     """Return how the tests compile and load the libraries in C."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    return import_module("fake_gpu.compiled")
+    return import_module("support.fake_gpu.compiled")
 
 
 def channel(library: _nccl.Library, cuda: Cuda, size: int) -> NcclChannel:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import preloaded
 import pytest
-from worlds import HYBRIDS, must, thread_world
+from support import preloaded
+from support.worlds import HYBRIDS, must, thread_world
 
 from manyhands.api import Group
 

@@ -39,18 +39,29 @@ OPTIONS = (
 TIMES, LEAST_S = 5, 60.0
 """A mutant has so many times the time of the run without one, and at least so long."""
 BACKENDS = "conformance/tests/test_conformance_backends.py"
-OVER_BACKENDS = ("tests/test_group_*.py", "tests/test_faults_*.py", "tests/test_shrink*.py", "tests/test_contract_promises.py")
+OVER_BACKENDS = (
+    "tests/groups/test_group_*.py",
+    "tests/faults/test_faults_*.py",
+    "tests/elastic/test_shrink*.py",
+    "tests/groups/test_contract_promises.py",
+)
 TESTS: Mapping[str, Sequence[str]] = {
     "core": ("core/tests", "tests", "plugins/simulated/tests", "plugins/tcp/tests", "plugins/shm/tests", "lab/tests", BACKENDS),
     "conformance": ("conformance/tests",),
-    "lab": ("lab/tests", "tests/test_bench_*.py", "tests/test_simulated_predictions.py"),
+    "lab": ("lab/tests", "tests/workspace/test_bench_*.py", "tests/docs/test_simulated_predictions.py"),
     "native": ("native/tests", *OVER_BACKENDS),
-    "parallel": ("parallel/tests", "tests/test_examples_*.py"),
-    "plugins/hybrid": ("plugins/hybrid/tests", "tests/test_group_*.py", BACKENDS),
-    "plugins/nccl": ("plugins/nccl/tests", "tests/test_devices*.py", "tests/test_gpu_programs.py"),
+    "parallel": ("parallel/tests", "tests/docs/test_examples_*.py"),
+    "plugins/hybrid": ("plugins/hybrid/tests", "tests/groups/test_group_*.py", BACKENDS),
+    "plugins/nccl": ("plugins/nccl/tests", "tests/devices/test_devices*.py", "tests/devices/test_gpu_programs.py"),
     "plugins/shm": ("plugins/shm/tests", *OVER_BACKENDS, BACKENDS),
-    "plugins/simulated": ("plugins/simulated/tests", "tests/test_group_*.py", BACKENDS),
-    "plugins/tcp": ("plugins/tcp/tests", "tests/test_tls.py", "tests/test_wire_tampering.py", *OVER_BACKENDS, BACKENDS),
+    "plugins/simulated": ("plugins/simulated/tests", "tests/groups/test_group_*.py", BACKENDS),
+    "plugins/tcp": (
+        "plugins/tcp/tests",
+        "tests/security/test_tls.py",
+        "tests/security/test_wire_tampering.py",
+        *OVER_BACKENDS,
+        BACKENDS,
+    ),
 }
 """The tests of each distribution's source, nearest first; those of a plugin that is not named here are its own."""
 SUMMARY = re.compile(r"(?:FAILED|ERROR) (.*?\[.*?\](?= - |$)|\S+)")

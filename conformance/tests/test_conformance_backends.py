@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
-from peer_worlds import real_ucc
+from support.peer_worlds import real_ucc
 
 from manyhands_conformance.pytest import BackendConformance
 

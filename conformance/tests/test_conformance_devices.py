@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from device_worlds import HYBRID, gpus
-from fake_gpu import fake_communicator
-from fake_gpu.fake_nccl import FakeNccl
+from support.device_worlds import HYBRID, gpus
+from support.fake_gpu import fake_communicator
+from support.fake_gpu.fake_nccl import FakeNccl
 
 from manyhands_conformance import Check, WorldMaker, all_checks, run_check
 

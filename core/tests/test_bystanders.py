@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from waiting import PATIENCE_S, until
+from support.waiting import PATIENCE_S, until
 
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.work import Work

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import CompletedProcess
 
-    from plugin_tools import PluginFactory
+    from support.plugin_tools import PluginFactory
 
 
 def test_candidates_come_the_best_first(plugins: PluginFactory, manager: PluginManager) -> None:

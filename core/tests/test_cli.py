@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import CompletedProcess
 
-    from plugin_tools import PluginFactory
+    from support.plugin_tools import PluginFactory
 
     Run = Callable[..., CompletedProcess[str]]
 

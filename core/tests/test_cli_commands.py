@@ -15,7 +15,7 @@ from manyhands.config.plugins.installed import COMMAND_GROUP, InstalledPlugin, f
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plugin_tools import PluginFactory
+    from support.plugin_tools import PluginFactory
 
 GREET = '''
 def greet(name: str, loud: bool = False) -> None:

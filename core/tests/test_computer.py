@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 
-from waiting import until
+from support.waiting import until
 
 from manyhands.runtime.computer import has_ended, namespaces
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from subprocess import CompletedProcess
 
-    from plugin_tools import PluginFactory
+    from support.plugin_tools import PluginFactory
 
     from manyhands.config.plugins import PluginManager
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from membership_tools import Job, progress, recv
+from support.membership_tools import Job, progress, recv
 
 from manyhands.calls.messages.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
 from manyhands.calls.request import ARRAY

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from engine_tools import compiled, ready
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine_tools import compiled, ready
 
 from manyhands.arrays.dtypes import Reduction, resolve_op
 from manyhands.calls.engine import peers_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_tools import ready
+from support.engine_tools import ready
 
 from manyhands.arrays.dtypes import Reduction, resolve_op
 from manyhands.calls.engine import Executable

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_tools import compiled
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from support.engine_tools import compiled
 
 from manyhands.arrays.dtypes import resolve_op
 from manyhands.calls.engine import CompiledSchedule

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
-from worlds import free_port
+from support.launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
+from support.worlds import free_port
 
 pytestmark = pytest.mark.usefixtures("ranks_in_both_forms", "no_launcher_stays")
 

@@ -13,8 +13,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
-from waiting import until
+from support.launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
+from support.waiting import until
 
 from manyhands.control.lobby import JoinAddress
 from manyhands.launch.groups import Spawned, left_in_group, signal_group

@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from worlds import free_port
+from support.worlds import free_port
 
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
 from manyhands.launch.launching import Launch, arrange_meeting

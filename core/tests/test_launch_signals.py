@@ -12,8 +12,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start, started, state_of
-from waiting import until
+from support.launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start, started, state_of
+from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("ranks_in_both_forms", "no_launcher_stays")
 

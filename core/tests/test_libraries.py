@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_gpu import fake_cuda, fake_cupy
-from gpu_arrays import cupy, held_by, read
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_gpu import fake_cuda, fake_cupy
+from support.gpu_arrays import cupy, held_by, read
 
 from manyhands.arrays.libraries import library_of
 from manyhands.arrays.libraries.shared import refuse_overlap

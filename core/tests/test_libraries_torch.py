@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_gpu import fake_cupy
-from gpu_arrays import cupy, held_by, read
-from waiting import until
+from support.fake_gpu import fake_cupy
+from support.gpu_arrays import cupy, held_by, read
+from support.waiting import until
 
 from manyhands.arrays.libraries import library_of
 from manyhands.arrays.libraries import torch as torch_library

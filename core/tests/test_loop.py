@@ -8,7 +8,7 @@ import socket
 import threading
 
 import pytest
-from waiting import PATIENCE_S
+from support.waiting import PATIENCE_S
 
 from manyhands.net.loop import Loop
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from membership_tools import Job, progress, recv, stalled, talked
+from support.membership_tools import Job, progress, recv, stalled, talked
 
 from manyhands.control import protocol as messages
 from manyhands.control.protocol import ANOTHER_CALL, Farewell, Join, Leave, Question, Report, Stalled, Verdict, Welcome

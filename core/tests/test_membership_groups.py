@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from membership_tools import Job, alone, progress, recv, stalled, talked
+from support.membership_tools import Job, alone, progress, recv, stalled, talked
 
 from manyhands.control.protocol import (
     Cards,

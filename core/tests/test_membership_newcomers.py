@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from membership_tools import Job, progress
+from support.membership_tools import Job, progress
 
 from manyhands.control.lobby import Roster
 from manyhands.control.membership import Membership

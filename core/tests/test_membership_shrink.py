@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from membership_tools import Job
+from support.membership_tools import Job
 
 from manyhands.control.protocol import (
     Agree,

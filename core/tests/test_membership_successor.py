@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membership_tools import Job, progress
+from support.membership_tools import Job, progress
 
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import (

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from waiting import PATIENCE_S
-from worlds import on_threads
+from support.waiting import PATIENCE_S
+from support.worlds import on_threads
 
 from manyhands.contract.backend import LinkLost
 from manyhands.contract.deadline import Deadline

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import thread_world
+from support.worlds import thread_world
 
 import manyhands as mh
 from manyhands.api import (

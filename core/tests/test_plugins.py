@@ -25,7 +25,7 @@ from manyhands.errors import (
 )
 
 if TYPE_CHECKING:
-    from plugin_tools import PluginFactory
+    from support.plugin_tools import PluginFactory
 
 TCP = install_command("pip install 'manyhands[tcp]'")
 

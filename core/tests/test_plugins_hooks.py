@@ -19,7 +19,7 @@ from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
-    from plugin_tools import PluginFactory
+    from support.plugin_tools import PluginFactory
 
 REQUEST = CollectiveRequest("tcp", Collective.ALL_REDUCE, "cpu", np.dtype("f4"), "sum", 1024, 4)
 EVENT = OperationEvent("world", 0, "all_reduce", 3, "ring", 1024, "float32", started_ns=5)

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from worlds import free_port, on_threads
+from support.worlds import free_port, on_threads
 
 import manyhands as mh
 from manyhands.cli.doctor import _diagnose
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from subprocess import CompletedProcess
 
-    from plugin_tools import PluginFactory
+    from support.plugin_tools import PluginFactory
 
 SPEC = """
 from manyhands.api import BackendConfig, BackendSpec, hookimpl

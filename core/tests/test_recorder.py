@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from waiting import PATIENCE_S
+from support.waiting import PATIENCE_S
 
 from manyhands.calls.order.books import PythonBooks
 from manyhands.contract.header import CallSignature

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from membership_tools import Job
-from waiting import PATIENCE_S, until
+from support.membership_tools import Job
+from support.waiting import PATIENCE_S, until
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal

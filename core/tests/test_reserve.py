@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from waiting import PATIENCE_S, until
+from support.waiting import PATIENCE_S, until
 
 from manyhands.contract.seal import Seal
 from manyhands.control import timing

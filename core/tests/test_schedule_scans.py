@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedule_tools import IN, OUT, caught, world
+from support.schedule_tools import IN, OUT, caught, world
 
 from manyhands.schedule.algorithms import prefix
 from manyhands.schedule.proof.terms import Terms

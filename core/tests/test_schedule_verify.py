@@ -6,7 +6,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from schedule_tools import IN, INPUT, OUT, OUTPUT, SCRATCH, TMP, world
+from support.schedule_tools import IN, INPUT, OUT, OUTPUT, SCRATCH, TMP, world
 
 from manyhands.errors import ManyHandsError
 from manyhands.schedule.algorithms import doubling, ring, tree

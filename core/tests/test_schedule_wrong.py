@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from schedule_tools import IN, INPUT, OUT, OUTPUT, SCRATCH, TMP, caught, world
+from support.schedule_tools import IN, INPUT, OUT, OUTPUT, SCRATCH, TMP, caught, world
 
 from manyhands.schedule.algorithms import doubling, ring, tree
 from manyhands.schedule.proof.terms import Terms

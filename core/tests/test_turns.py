@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import PATIENCE_S, until
+from support.waiting import PATIENCE_S, until
 
 from manyhands.calls.order.turns import Turns
 from manyhands.contract.deadline import Deadline

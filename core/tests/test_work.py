@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-from waiting import PATIENCE_S, until
-from work_tools import Gate, Group
+from support.waiting import PATIENCE_S, until
+from support.work_tools import Gate, Group
 
 import manyhands as mh
 from manyhands.calls.order.turns import Turns

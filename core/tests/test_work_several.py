@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from waiting import PATIENCE_S
-from work_tools import Gate, Group
+from support.waiting import PATIENCE_S
+from support.work_tools import Gate, Group
 
 import manyhands as mh
 from manyhands.errors import AbortedError, DeadlineError, UsageError

@@ -1,5 +1,5 @@
 """Fixtures for the tests of the lab."""
 
-from plugin_tools import manager, run_python
+from support.plugin_tools import manager, run_python
 
 __all__ = ["manager", "run_python"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.worlds import must, thread_world
+from support.worlds import must, thread_world
 
 from manyhands.api import Group
 from manyhands.calls.order.books import PythonBooks

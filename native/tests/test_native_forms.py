@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.worlds import must, on_threads, thread_world
+from support.worlds import must, on_threads, thread_world
 
 import manyhands as mh
 from manyhands.api import Group, ThreadWorld

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tests.worlds import must, thread_world
+from support.worlds import must, thread_world
 
 from manyhands.api import Group
 from manyhands.arrays.low_precision import compiled_combine, fast_combine

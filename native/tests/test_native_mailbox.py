@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu.compiled import compiler
-from tests.worlds import must, thread_world
+from support.fake_gpu.compiled import compiler
+from support.worlds import must, thread_world
 
 from manyhands.api import Group
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_arrays import library
+from support.gpu_arrays import library
 
 __all__ = ["library"]

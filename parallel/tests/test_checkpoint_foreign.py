@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from forged_checkpoints import body_of, changed, forge, look, save_some, sealed
 from hypothesis import given
 from hypothesis import strategies as st
+from support.forged_checkpoints import body_of, changed, forge, look, save_some, sealed
 
 import manyhands_parallel as mp
 from manyhands.errors import UsageError

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from worlds import must, thread_world
+from support.worlds import must, thread_world
 
 import manyhands_parallel as mp
 from manyhands.errors import ClosedError, CommError, DeadlineError, PeerLostError, UsageError

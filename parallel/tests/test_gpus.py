@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
-from device_worlds import gpus, ranks
-from fake_gpu import fake_cuda
-from fake_gpu import fake_cupy as cupy
+from support.device_worlds import gpus, ranks
+from support.fake_gpu import fake_cuda
+from support.fake_gpu import fake_cupy as cupy
 
 import manyhands as mh
 import manyhands_parallel as mp

@@ -7,10 +7,10 @@ import functools
 
 import numpy as np
 import pytest
-from gradient_oracles import mean, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import must, thread_world
+from support.gradient_oracles import mean, same_bits
+from support.worlds import must, thread_world
 
 import manyhands as mh
 import manyhands_parallel as mp

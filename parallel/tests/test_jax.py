@@ -7,8 +7,8 @@ import weakref
 
 import numpy as np
 import pytest
-from gradient_oracles import mean, same_bits
-from peer_worlds import run_ranks
+from support.gradient_oracles import mean, same_bits
+from support.peer_worlds import run_ranks
 
 import manyhands_parallel as mp
 

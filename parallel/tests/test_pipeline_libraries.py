@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import must, thread_world
+from support.worlds import must, thread_world
 
 import manyhands_parallel as mp
 from manyhands.errors import UsageError

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from waiting import until
-from worlds import must, thread_world
+from support.waiting import until
+from support.worlds import must, thread_world
 
 import manyhands_parallel as mp
 from manyhands.errors import (

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import must, thread_world
+from support.worlds import must, thread_world
 
 import manyhands as mh
 import manyhands_parallel as mp

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from worlds import must, thread_world
+from support.worlds import must, thread_world
 
 import manyhands as mh
 import manyhands_parallel as mp

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from waiting import until
+from support.waiting import until
 
 import manyhands as mh
 import manyhands_parallel as mp

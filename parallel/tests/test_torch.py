@@ -6,9 +6,9 @@ import contextlib
 
 import numpy as np
 import pytest
-from gradient_oracles import canonical, mean, same_bits
-from peer_worlds import run_ranks
-from worlds import must, thread_world
+from support.gradient_oracles import canonical, mean, same_bits
+from support.peer_worlds import run_ranks
+from support.worlds import must, thread_world
 
 import manyhands_parallel as mp
 from manyhands.errors import LayoutError, PeerLostError, UnsupportedError, UsageError

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from gradient_oracles import mean, same_bits
+from support.gradient_oracles import mean, same_bits
 
 import manyhands_parallel as mp
 from manyhands.errors import LayoutError, UnsupportedError, UsageError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_ranks import Outcome, environment, run_ranks
+from support.gpu_ranks import Outcome, environment, run_ranks
 
 _SHARING_VERSION = 23003
 _SHARING = {

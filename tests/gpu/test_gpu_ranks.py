@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_ranks import Outcome, environment
+from support.gpu_ranks import Outcome, environment
 
 # Each test starts processes that load CUDA, CuPy's kernels and NCCL; they are bounded in time themselves.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
-from bootstraps import ThreadBootstrap
 from pydantic import ValidationError
-from worlds import must, on_threads
+from support.bootstraps import ThreadBootstrap
+from support.worlds import must, on_threads
 
 from manyhands.api import Collective, CollectiveRequest
 from manyhands_gloo import plugin

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-import peer_worlds
 import pytest
-from peer_worlds import LISTENING, mismatched, names_both_calls, run_ranks, well
+from support import peer_worlds
+from support.peer_worlds import LISTENING, mismatched, names_both_calls, run_ranks, well
 
 pytestmark = pytest.mark.peers
 

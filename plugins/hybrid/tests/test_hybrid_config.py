@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import must, thread_world
+from support.worlds import must, thread_world
 
 import manyhands as mh
 from manyhands.api import BackendUnavailableError, ConfigError, install_command

@@ -6,7 +6,7 @@ import contextlib
 import signal
 
 import pytest
-from fault_tools import Nursery, Ranks
+from support.fault_tools import Nursery, Ranks
 
 
 def by_place(nursery: Nursery, program: str) -> contextlib.AbstractContextManager[Ranks]:

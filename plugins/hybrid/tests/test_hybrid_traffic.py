@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transport_tools import held
-from waiting import PATIENCE_S, until
-from worlds import must, thread_world
+from support.transport_tools import held
+from support.waiting import PATIENCE_S, until
+from support.worlds import must, thread_world
 
 import manyhands as mh
 from manyhands.api import Backend, Bootstrap, Deadline, DeviceChannel

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE_S, until
+from support.waiting import PATIENCE_S, until
 
 from manyhands.api import BackendUnavailableError, LaunchRequest
 from manyhands_mpi import launcher

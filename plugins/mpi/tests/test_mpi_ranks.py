@@ -10,10 +10,10 @@ import textwrap
 import time
 from pathlib import Path
 
-import peer_worlds
 import pytest
-from peer_worlds import mismatched, names_both_calls, run_ranks, well
-from worlds import free_port
+from support import peer_worlds
+from support.peer_worlds import mismatched, names_both_calls, run_ranks, well
+from support.worlds import free_port
 
 from manyhands_mpi.command import family_of, is_root
 from manyhands_mpi.finding import find_mpiexec

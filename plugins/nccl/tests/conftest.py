@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bootstraps import ThreadBootstrap
-from fake_gpu import fake_cupy, through_libcuda
-from fake_gpu.fake_nccl import FakeNccl
-from fake_gpu.through_nccl4py import BINDINGS, install
-from worlds import must, on_threads
+from support.bootstraps import ThreadBootstrap
+from support.fake_gpu import fake_cupy, through_libcuda
+from support.fake_gpu.fake_nccl import FakeNccl
+from support.fake_gpu.through_nccl4py import BINDINGS, install
+from support.worlds import must, on_threads
 
 from manyhands.api import Deadline, DeviceMeeting, Launch
 from manyhands_nccl import communicator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from fake_gpu import fake_cuda, fake_cupy
-from worlds import must
+from support.fake_gpu import fake_cuda, fake_cupy
+from support.worlds import must
 
 from manyhands.api import BackendUnavailableError, ConfigError, UnsupportedError
 from manyhands_nccl import backend as room

@@ -7,8 +7,8 @@ import threading
 
 import numpy as np
 import pytest
-from bootstraps import ThreadBootstrap
-from fake_gpu import fake_cuda, fake_cupy
+from support.bootstraps import ThreadBootstrap
+from support.fake_gpu import fake_cuda, fake_cupy
 
 from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting, UnsupportedError
 

@@ -6,9 +6,9 @@ import threading
 
 import numpy as np
 import pytest
-from fake_gpu import fake_cuda, fake_cupy
-from waiting import until
-from worlds import must, on_threads
+from support.fake_gpu import fake_cuda, fake_cupy
+from support.waiting import until
+from support.worlds import must, on_threads
 
 from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting
 from manyhands_nccl import communicator, plugin

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
-from fake_gpu import fake_cupy
+from support.fake_gpu import fake_cupy
 
 from manyhands.api import BackendUnavailableError, ConfigError, install_command
 from manyhands.config import load

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from bootstraps import ThreadBootstrap
-from worlds import must, on_threads
+from support.bootstraps import ThreadBootstrap
+from support.worlds import must, on_threads
 
 from manyhands_shm.backend import ShmBackend
 from manyhands_shm.plugin import ShmConfig

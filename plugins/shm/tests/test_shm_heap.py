@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transport_tools import connected, finish
+from support.transport_tools import connected, finish
 
 from manyhands.api import HEADER_BYTES, Deadline
 from manyhands_shm.heap import Heap

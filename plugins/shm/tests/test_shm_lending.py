@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transport_tools import connected, finish
-from worlds import must, on_threads
+from support.transport_tools import connected, finish
+from support.worlds import must, on_threads
 
 from manyhands.api import HEADER_BYTES, LinkLost, Transfer, Transport
 from manyhands_shm import kernel

@@ -8,10 +8,10 @@ import threading
 
 import numpy as np
 import pytest
-from fault_tools import Nursery
-from transport_tools import held
-from waiting import until
-from worlds import must, thread_world
+from support.fault_tools import Nursery
+from support.transport_tools import held
+from support.waiting import until
+from support.worlds import must, thread_world
 
 from manyhands.api import Group
 

@@ -9,8 +9,8 @@ import threading
 from typing import Any
 
 import pytest
-from transport_tools import held
-from worlds import must
+from support.transport_tools import held
+from support.worlds import must
 
 import manyhands as mh
 from manyhands.config import load

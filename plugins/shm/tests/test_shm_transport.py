@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transport_tools import PATIENCE_S, connected, finish, held
-from waiting import until
-from worlds import must, on_threads
+from support.transport_tools import PATIENCE_S, connected, finish, held
+from support.waiting import until
+from support.worlds import must, on_threads
 
 from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer
 from manyhands_shm import bell, kernel, order

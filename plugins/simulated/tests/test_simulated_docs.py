@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import preloaded
 import pytest
+from support import preloaded
 
 import manyhands as mh
 import manyhands_simulated

@@ -3,7 +3,7 @@
 import os
 import textwrap
 
-import preloaded
+from support import preloaded
 
 SOURCE = """
     import random

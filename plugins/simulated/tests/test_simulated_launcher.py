@@ -12,8 +12,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import preloaded
 import pytest
+from support import preloaded
 
 from manyhands.api import LaunchRequest
 from manyhands_simulated.plugin import SimulatedConfig

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import preloaded
 import pytest
+from support import preloaded
 
 SAMPLE = """\
 import numpy as np

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import over_sockets
+from support.worlds import over_sockets
 
 import manyhands as mh
 from manyhands import Group

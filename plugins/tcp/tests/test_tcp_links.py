@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_tools import Nursery
-from waiting import PATIENCE_S, until
-from worlds import must
-from worlds import over_sockets as run
+from support.fault_tools import Nursery
+from support.waiting import PATIENCE_S, until
+from support.worlds import must
+from support.worlds import over_sockets as run
 
 import manyhands as mh
 from manyhands import Group

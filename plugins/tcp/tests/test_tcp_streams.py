@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bootstraps import ThreadBootstrap
 from hypothesis import given
 from hypothesis import strategies as st
-from transport_tools import PATIENCE_S, finish
-from waiting import until
-from worlds import must, on_threads, over_sockets
+from support.bootstraps import ThreadBootstrap
+from support.transport_tools import PATIENCE_S, finish
+from support.waiting import until
+from support.worlds import must, on_threads, over_sockets
 
 import manyhands as mh
 from manyhands import Group

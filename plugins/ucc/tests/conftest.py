@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import free_port, on_threads
+from support.worlds import free_port, on_threads
 
 import manyhands as mh
 from manyhands.api import Group

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-import peer_worlds
 import pytest
+from support import peer_worlds
 
 pytestmark = pytest.mark.peers
 

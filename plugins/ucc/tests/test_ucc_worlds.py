@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import PATIENCE_S
-from worlds import must, thread_world
+from support.waiting import PATIENCE_S
+from support.worlds import must, thread_world
 
 import manyhands as mh
 from manyhands.api import BackendUnavailableError, CommError, ConfigError, Deadline, Group

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from bootstraps import ThreadBootstrap
-from worlds import must, on_threads
+from support.bootstraps import ThreadBootstrap
+from support.worlds import must, on_threads
 
 from manyhands_ucx import library, worker
 from manyhands_ucx.backend import UcxBackend

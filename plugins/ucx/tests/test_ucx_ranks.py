@@ -8,10 +8,10 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
-import peer_worlds
 import pytest
-from peer_worlds import mismatched, well
-from worlds import must, thread_world
+from support import peer_worlds
+from support.peer_worlds import mismatched, well
+from support.worlds import must, thread_world
 
 from manyhands.api import Group
 

@@ -11,9 +11,9 @@ from ctypes import byref, c_void_p
 from typing import Any
 
 import pytest
-from transport_tools import PATIENCE_S, connected, finish, held
-from waiting import until
-from worlds import must, on_threads
+from support.transport_tools import PATIENCE_S, connected, finish, held
+from support.waiting import until
+from support.worlds import must, on_threads
 
 from manyhands.api import BackendUnavailableError, ConfigError, Deadline, HeaderMismatch, LinkLost, Transfer, Transport
 from manyhands_ucx.backend import UcxBackend

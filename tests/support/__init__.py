@@ -1,0 +1,1 @@
+"""What tests share: worlds of ranks, stand-ins, and ways to wait."""
