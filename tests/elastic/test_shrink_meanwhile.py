@@ -166,9 +166,9 @@ def test_who_cannot_open_the_memory_of_a_rank_that_has_just_died_goes_on_without
         + """
 import manyhands.control.store
 from manyhands_shm.segment import CannotOpenError, Segment
-told, opened, armed = manyhands.control.store._Seat._lost, Segment.open.__func__, []
-def told_late(self, reason):
-    self._store._loop.call_later(0.3, lambda: told(self, reason))
+told, opened, armed = manyhands.control.store.Store._lose, Segment.open.__func__, []
+def told_late(self, *lost):
+    self._loop.call_later(0.3, lambda: told(self, *lost))
 def cannot(cls, *args):
     if rank == 3 and armed:
         armed.clear()
@@ -180,7 +180,7 @@ tell("running")
 until_lost(group)
 armed.append(True)
 Segment.open = classmethod(cannot)
-manyhands.control.store._Seat._lost = told_late
+manyhands.control.store.Store._lose = told_late
 give = manyhands.control.connection.Control.give_card
 def giving(self, name, card, members):
     give(self, name, card, members)

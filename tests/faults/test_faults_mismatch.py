@@ -288,7 +288,7 @@ def test_a_control_frame_that_cannot_be_read_is_one_first_cause_on_all_ranks(fra
 def test_a_control_frame_of_the_store_that_cannot_be_read_is_one_first_cause_on_all_ranks() -> None:
     def act(group: Group) -> None:
         if group.rank == 0:
-            group._job._store._ranks[1].send(b"\x82\xa4type\xa7Verdict\xa4kind\xa2\xff\xfe")
+            group._job._store._seats[1].connection.send(b"\x82\xa4type\xa7Verdict\xa4kind\xa2\xff\xfe")
 
     assert broken(3, act) == (mh.ProtocolError, 0)
 

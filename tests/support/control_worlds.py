@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from manyhands.contract.deadline import Deadline
-from manyhands.control import remote, reserve, standby, store
+from manyhands.control import remote, server, standby
 from manyhands.control.connection import make_join
 from manyhands.control.protocol import Join, Report, Shrink, Shrunk, Verdict
 from manyhands.control.remote import SocketControl
@@ -353,10 +353,9 @@ def network_of(size: int, seed: int, monkeypatch: pytest.MonkeyPatch, per_host: 
     """Put a simulated network under the control planes of this process."""
     network = Network(size, seed, per_host)
     with monkeypatch.context() as patch:
-        for module in (remote, store, reserve):
+        for module in (remote, server):
             patch.setattr(module, "FrameConnection", Frames)
-        for module in (store, reserve):
-            patch.setattr(module, "Listener", Listener)
+        patch.setattr(server, "Listener", Listener)
         for module in (remote, standby):
             patch.setattr(module, "dial_patiently", network.dial)
         patch.setattr(standby, "dial", network.dial)

@@ -16,22 +16,13 @@ import msgspec
 
 from manyhands.common.folders import write_new
 from manyhands.common.variables import Variable
-from manyhands.control.protocol import (
-    MAX_FROM_RANK_BYTES,
-    RUNS_ALREADY,
-    FromRank,
-    FromStore,
-    Join,
-    Verdict,
-    decode_from_rank,
-    encode,
-)
+from manyhands.control.protocol import RUNS_ALREADY, FromRank, FromStore, Join, Verdict
+from manyhands.control.server import Seat, Server
 from manyhands.net.credentials import Credentials
 from manyhands.net.forking import close_after_fork
-from manyhands.net.frames import FrameConnection
 from manyhands.net.keepalive import Liveness
 from manyhands.net.loop import Loop
-from manyhands.net.network import Address, Listener
+from manyhands.net.network import Address
 from manyhands.net.proven import ProvenSocket
 
 __all__ = ["NEWCOMER_HELLO", "JoinAddress", "Joiners", "Roster"]
@@ -121,7 +112,7 @@ class JoinAddress:
         (self._folder / f"member-{rank}").touch()
 
 
-class Joiners:
+class Joiners(Server):
     """Takes newcomers in, in the background loop.
 
     Parameters
@@ -135,13 +126,12 @@ class Joiners:
     """
 
     def __init__(self, loop: Loop, door: JoinAddress, liveness: Liveness) -> None:
-        self._loop = loop
+        super().__init__(loop, liveness)
         self._door = door
-        self._liveness = liveness
-        self._listener: Listener | None = None
-        self._bell: Listener | None = None
-        self._seats: dict[int, FrameConnection] = {}
-        self._open: set[FrameConnection] = set()
+        self._knocked: Callable[[], None] | None = None
+        self._admit: Callable[[Join], int | FromStore]
+        self._heard: Callable[[int, FromRank], None]
+        self._lost: Callable[[int, str], None]
 
     @property
     def is_here(self) -> bool:
@@ -154,26 +144,8 @@ class Joiners:
 
     def watch(self, knocked: Callable[[], None]) -> None:
         """Call ``knocked`` when a newcomer has come, until the door is opened or closed; whoever comes is sent away, and comes again."""
-
-        def accept(sock: ProvenSocket, hello: bytes) -> None:
-            if hello.startswith(NEWCOMER_HELLO):
-                sock.close()
-                knocked()
-            else:
-                self._turn_away(sock, hello)
-
-        if self._door.is_here:
-            self._bell = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
-
-    def _turn_away(self, sock: ProvenSocket, hello: bytes) -> None:
-        """Tell a rank that came as if the job began, since its host has been started again, that it comes later."""
-        answer = Verdict(RUNS_ALREADY, "the job runs already: this rank can come in as a new one")
-        self._open.add(_Seat(self, sock, lambda _: answer, lambda *_: None, lambda *_: None).connection)
-
-    def _watch_no_more(self) -> None:
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            bell.close()
+        self._knocked = knocked
+        self._listen_here()
 
     def open(
         self, admit: Callable[[Join], int | FromStore], hear: Callable[[int, FromRank], None], lose: Callable[[int, str], None]
@@ -189,69 +161,48 @@ class Joiners:
         lose
             Called when it has ended.
         """
-        self._watch_no_more()
-        if self._listener is None and self._door.is_here:
-
-            def accept(sock: ProvenSocket, hello: bytes) -> None:
-                if hello.startswith(NEWCOMER_HELLO):
-                    self._open.add(_Seat(self, sock, admit, hear, lose).connection)
-                else:
-                    self._turn_away(sock, hello)
-
-            self._listener = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
+        self._knocked = None
+        self._admit, self._heard, self._lost = admit, hear, lose
+        self._listen_here()
 
     def send(self, number: int, message: FromStore) -> None:
         """Give a message to a newcomer, unless it has ended."""
-        if number in self._seats:
-            self._seats[number].send(encode(message))
+        self._send(number, message)
 
     def close(self, keep: Callable[[int], bool] = lambda _: False) -> None:
         """Let nobody in any more, and send away all but those with certain numbers: they come again."""
-        self._watch_no_more()
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        kept = {seat for number, seat in self._seats.items() if keep(number)}
-        for seat in self._open - kept:
-            seat.close()
-        self._open &= kept
-        self._seats = {number: seat for number, seat in self._seats.items() if seat in kept}
+        self._knocked = None
+        self._stop_listening()
+        for seat in [*self._open]:
+            if seat.number is None or not keep(seat.number):
+                seat.close()
+                self._forget(seat)
 
+    def _listen_here(self) -> None:
+        if self._listener is None and self._door.is_here:
+            self._listen(self._door.listen(), self._door.credentials)
 
-class _Seat:
-    """One newcomer's connection."""
-
-    def __init__(
-        self,
-        lobby: Joiners,
-        sock: ProvenSocket,
-        admit: Callable[[Join], int | FromStore],
-        hear: Callable[[int, FromRank], None],
-        lose: Callable[[int, str], None],
-    ) -> None:
-        self._lobby = lobby
-        self._admit = admit
-        self._hear = hear
-        self._lose = lose
-        self._number: int | None = None
-        self.connection = FrameConnection(lobby._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, lobby._liveness)
-
-    def _frame(self, frame: bytes | None) -> None:
-        message = decode_from_rank(frame)
-        if message is not None and self._number is not None:
-            self._hear(self._number, message)
-        elif isinstance(message, Join):
-            answer = self._admit(message)
-            if isinstance(answer, int):
-                self._number = answer
-                self._lobby._seats[answer] = self.connection
-            else:
-                self.connection.send(encode(answer))
+    def _accept(self, sock: ProvenSocket, hello: bytes) -> None:
+        if self._knocked is not None and hello.startswith(NEWCOMER_HELLO):
+            sock.close()
+            self._knocked()
         else:
-            self.connection.close()
+            super()._accept(sock, hello)
 
-    def _lost(self, reason: str) -> None:
-        self._lobby._open.discard(self.connection)
-        if self._number is not None:
-            self._lobby._seats.pop(self._number, None)
-            self._lose(self._number, reason)
+    # What the seats hear
+
+    def _join(self, seat: Seat, message: Join) -> None:
+        if not seat.hello.startswith(NEWCOMER_HELLO):  # its host has been started again, and it came as if the job began
+            seat.send(Verdict(RUNS_ALREADY, "the job runs already: this rank can come in as a new one"))
+            return
+        answer = self._admit(message)
+        if isinstance(answer, int):
+            self._sit(seat, answer)
+        else:
+            seat.send(answer)
+
+    def _hear(self, number: int, message: FromRank) -> None:
+        self._heard(number, message)
+
+    def _lose(self, number: int, reason: str, vanished: bool) -> None:
+        self._lost(number, reason)

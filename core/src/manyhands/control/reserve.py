@@ -21,7 +21,6 @@ have ended, is found at its place, which all know from the beginning, and goes o
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
@@ -29,12 +28,10 @@ from manyhands.control import timing
 from manyhands.control.lobby import JoinAddress, Joiners
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import (
-    MAX_FROM_RANK_BYTES,
     Agree,
     Agreement,
     Farewell,
     FromRank,
-    FromStore,
     GiveUp,
     JobReformed,
     Join,
@@ -45,15 +42,12 @@ from manyhands.control.protocol import (
     Shrink,
     Shrunk,
     Verdict,
-    decode_from_rank,
-    encode,
     ranks_in,
 )
+from manyhands.control.server import Seat, Server
 from manyhands.net.credentials import Credentials
-from manyhands.net.frames import FrameConnection
 from manyhands.net.keepalive import Liveness
 from manyhands.net.loop import Loop
-from manyhands.net.network import Listener
 from manyhands.net.proven import ProvenSocket
 
 __all__ = ["NOBODY", "StandbyStore"]
@@ -64,7 +58,7 @@ NOBODY = -1
 _TOO_EARLY = "its process ended before all ranks had left"
 
 
-class StandbyStore:
+class StandbyStore(Server):
     """What the successor knows, in the background loop.
 
     Parameters
@@ -102,17 +96,14 @@ class StandbyStore:
         has_ended: Callable[[int], bool | None] = lambda _: None,
         door: JoinAddress | None = None,
     ) -> None:
-        self._loop = loop
+        super().__init__(loop, liveness)
         self._has_ended = has_ended
-        self._liveness = liveness
         self._rank = rank
         self._world_size = world_size
         self._store = store
         self._lost: frozenset[int] = frozenset()
         self._ended = frozenset(gone)
         self._lobby = None if door is None else Joiners(loop, door, liveness)
-        self._seats: dict[int, FrameConnection] = {}
-        self._open: set[FrameConnection] = set()
         self._members: dict[int, Join] = {}
         self._left: dict[int, Progress] = {}
         self._gone: dict[int, tuple[str, bool]] = {}
@@ -127,14 +118,13 @@ class StandbyStore:
         self._credentials = credentials
         self._closed = False
         self._parted = False
-        self._changed = threading.Condition()
-        self._listener = Listener(loop, sock, credentials, self._accept)
+        self._listen(sock, credentials)
 
-    def _accept(self, sock: ProvenSocket, _: bytes) -> None:
+    def _accept(self, sock: ProvenSocket, hello: bytes) -> None:
         if self._closed:
             sock.close()
         else:
-            self._open.add(_Seat(self, sock).connection)
+            super()._accept(sock, hello)
 
     def agree(self, verdict: Verdict) -> Verdict:
         """Take note of the store's first cause; return the one that holds."""
@@ -148,7 +138,7 @@ class StandbyStore:
         """Where this goes on in the store's place, wait until no rank but this process's own is connected."""
         if self._membership is not None:
             with self._changed:
-                self._changed.wait_for(lambda: self._seats.keys() <= {self._rank}, timeout_s)
+                self._changed.wait_for(lambda: self._is_alone(self._rank), timeout_s)
 
     def all_have_left(self) -> None:
         """Tell the others what the store has told this rank: it may end as it tells them, one after the other."""
@@ -164,15 +154,9 @@ class StandbyStore:
             for rank in sorted(self._seats) if is_first else ():  # one is enough for all to know
                 self._send(rank, JobReformed(sorted(self._gone_on)))
 
-    def close(self) -> None:
-        """Stop listening, and close all connections; from any thread."""
-        self._listener.close()
-        self._loop.call(self._close)
-
     def _close(self) -> None:
         self._closed = True
-        for connection in list(self._open):
-            connection.close()
+        super()._close()
         if self._lobby is not None:
             self._lobby.close()
 
@@ -233,7 +217,7 @@ class StandbyStore:
             told = (join.verdict for join in self._members.values() if join.verdict is not None)
             known = (verdict for verdict in told if all(0 <= rank < self._world_size for rank in ranks_in(verdict)))
             self._verdict = next(known, self._found)
-        self._listener.close()
+        self._stop_listening()
         membership = self._membership = Membership(
             self._world_size, b"", self._send, self._loop.call_later, self._rank, self._lobby
         )
@@ -255,19 +239,31 @@ class StandbyStore:
         for then in self._then:
             then(membership)
 
-    def _send(self, rank: int, message: FromStore) -> None:
-        if rank in self._seats:
-            self._seats[rank].send(encode(message))
-
     # What the seats hear
 
-    def _hear(self, rank: int, frame: bytes | None) -> None:
-        message = decode_from_rank(frame)
-        if self._membership is not None and message is not None:
+    def _join(self, seat: Seat, message: Join) -> None:
+        rank = message.rank
+        is_new = 0 <= rank < self._world_size and rank not in self._members
+        if not is_new or not self._credentials.is_from(seat.sock, rank):
+            seat.close()
+            return
+        self._members[rank] = message
+        self._sit(seat, rank)
+        if len(self._members) == self._world_size:
+            self._stop_listening()
+        if self._waited_s is not None and not self._missing():
+            self._begin()
+
+    def _refuse(self, seat: Seat) -> None:
+        if seat.number is None:
+            seat.close()
+
+    def _hear(self, rank: int, message: FromRank) -> None:
+        if self._membership is not None:
             self._membership.handle(rank, message)
         elif isinstance(message, JobReformed):
             self.went_on(message.ranks)
-        elif self._is_gathering and message is not None:
+        elif self._is_gathering:
             self._waiting.append((rank, message))
         elif isinstance(message, Leave):
             self._left[rank] = message.progress
@@ -280,7 +276,7 @@ class StandbyStore:
             self._take_over()
         elif isinstance(message, Orphaned) and self._store in self._gone:  # it had left, and others need it
             self._replace(_TOO_EARLY)
-        elif message is not None:
+        else:
             self._waiting.append((rank, message))
             self._loop.call_later(timing.STORE_SAYS_S, lambda: self._late(rank, message))
 
@@ -308,9 +304,6 @@ class StandbyStore:
         self._take_over(lambda membership: None if membership.finished else membership.fail(lost))
 
     def _lose(self, rank: int, reason: str, vanished: bool) -> None:
-        with self._changed:
-            self._seats.pop(rank, None)
-            self._changed.notify_all()
         self._gone[rank] = reason, vanished
         if self._membership is not None:
             self._membership.lost(rank, reason, vanished)
@@ -324,40 +317,3 @@ class StandbyStore:
                     self._loop.call_later(timing.SEEN_S, self._take_over)
             elif self._waiting:
                 self._replace(_TOO_EARLY)
-
-
-class _Seat:
-    """One rank's connection, as the successor sees it."""
-
-    def __init__(self, reserve: StandbyStore, sock: ProvenSocket) -> None:
-        self._reserve = reserve
-        self._sock = sock
-        self._rank: int | None = None
-        self.connection = FrameConnection(reserve._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, reserve._liveness)
-
-    def _frame(self, frame: bytes | None) -> None:
-        reserve = self._reserve
-        if self._rank is not None:
-            reserve._hear(self._rank, frame)
-            return
-        message = decode_from_rank(frame)
-        if (
-            isinstance(message, Join)
-            and 0 <= message.rank < reserve._world_size
-            and message.rank not in reserve._members
-            and reserve._credentials.is_from(self._sock, message.rank)
-        ):
-            self._rank = message.rank
-            reserve._members[message.rank] = message
-            reserve._seats[message.rank] = self.connection
-            if len(reserve._members) == reserve._world_size:
-                reserve._listener.close()
-            if reserve._waited_s is not None and not reserve._missing():
-                reserve._begin()
-        else:
-            self.connection.close()
-
-    def _lost(self, reason: str) -> None:
-        self._reserve._open.discard(self.connection)
-        if self._rank is not None:
-            self._reserve._lose(self._rank, reason, self.connection.vanished)

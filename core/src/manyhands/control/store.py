@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -14,21 +13,23 @@ from manyhands.contract.deadline import Deadline
 from manyhands.control import timing
 from manyhands.control.lobby import NEWCOMER_HELLO, JoinAddress, Joiners
 from manyhands.control.membership import Membership
-from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
+from manyhands.control.protocol import FromRank, FromStore, Join, Verdict
+from manyhands.control.server import Seat, Server
 from manyhands.net.credentials import Credentials, is_loopback
-from manyhands.net.frames import FrameConnection
 from manyhands.net.keepalive import Liveness
 from manyhands.net.loop import Loop
-from manyhands.net.network import Address, Listener
+from manyhands.net.network import Address
 from manyhands.net.proven import ProvenSocket
 
 __all__ = ["Store"]
 
+_OWN = 0
+"""The rank in whose process a store runs."""
 _MAX_NAMED = 4
 """How many refused hosts an error names, at most."""
 
 
-class Store:
+class Store(Server):
     """Serve one job: take its ranks in, then carry their control connections.
 
     It takes connections only until all ranks have come. A port of its own is then free for the next job; one that the launcher
@@ -62,32 +63,25 @@ class Store:
         liveness: Liveness,
         door: JoinAddress | None = None,
     ) -> None:
-        self._loop = loop
+        super().__init__(loop, liveness)
         self._host = str(sock.getsockname()[0])
-        self._liveness = liveness
-        self._ranks: dict[int, FrameConnection] = {}
         self._lobby = None if door is None else Joiners(loop, door, liveness)
-        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later, store=0, lobby=self._lobby)
+        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later, store=_OWN, lobby=self._lobby)
         self._deadline = deadline
-        self._changed = threading.Condition()
-        self._seats: set[FrameConnection] = set()
         self._refusals = 0
         self._refused_hosts: dict[str, str] = {}
-        self._listener = Listener(loop, sock, credentials, self._incoming, self._refused)
+        self._listen(sock, credentials, self._refused)
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
     def drain(self, timeout_s: float) -> None:
         """Wait until no rank but this process's own is connected."""
         with self._changed:
-            self._changed.wait_for(self._is_alone, timeout_s)
-
-    def _is_alone(self) -> bool:
-        return not self._seats - {self._ranks.get(0)}  # its own may have ended before the others were told why
+            self._changed.wait_for(lambda: self._is_alone(_OWN), timeout_s)
 
     def stay(self) -> None:
         """Wait until no rank but this process's own is connected; once the job has failed, for a moment only, since one that is stopped never goes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_alone() or self._membership.verdict is not None)
+            self._changed.wait_for(lambda: self._is_alone(_OWN) or self._membership.verdict is not None)
         self.drain(timing.DRAIN_S)
 
     def when_alone(self, function: Callable[[], None]) -> None:
@@ -127,19 +121,13 @@ class Store:
 
         self._loop.call(lambda: self._loop.call_later(timing.READY_S, look))
 
-    def close(self) -> None:
-        """Stop listening, and close every connection once what is queued has been sent."""
-        self._listener.close()
-        self._loop.call(self._close)
-
     def _close(self) -> None:
-        for connection in list(self._seats):
-            connection.close()
+        super()._close()
         if self._lobby is not None:
             self._lobby.close()
 
     def _send(self, rank: int, message: FromStore) -> None:
-        self._ranks[rank].send(encode(message))
+        super()._send(rank, message)
         if isinstance(message, Verdict):
             with self._changed:
                 self._changed.notify_all()
@@ -173,55 +161,35 @@ class Store:
         if len(self._refused_hosts) < _MAX_NAMED:
             self._refused_hosts.setdefault(address[0], why)
 
-    def _incoming(self, sock: ProvenSocket, hello: bytes) -> None:
+    def _accept(self, sock: ProvenSocket, hello: bytes) -> None:
         if hello.startswith(NEWCOMER_HELLO):  # the ranks of the beginning are not there yet: it tries again
             sock.close()
         else:
-            _Seat(self, sock)
+            super()._accept(sock, hello)
 
+    # What the seats hear
 
-class _Seat:
-    """One rank's connection, as the store sees it."""
+    def _join(self, seat: Seat, message: Join) -> None:
+        is_free = message.rank not in self._seats
+        if is_free:
+            self._sit(seat, message.rank)
+        refusal = self._membership.join(msgspec.structs.replace(message, certificate=seat.sock.certificate))
+        if refusal is not None:
+            if is_free:
+                self._stand_up(seat)
+            seat.send(refusal)
+        if self._membership.complete:
+            self._stop_listening()
 
-    def __init__(self, store: Store, sock: ProvenSocket) -> None:
-        self._store = store
-        self._rank: int | None = None
-        self._certificate = sock.certificate
-        self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, store._liveness)
-        store._seats.add(self._connection)
+    def _hear(self, rank: int, message: FromRank) -> None:
+        self._membership.handle(rank, message)
 
-    def _frame(self, frame: bytes | None) -> None:
-        membership = self._store._membership
-        message = decode_from_rank(frame)
-        if message is None or (self._rank is None) != isinstance(message, Join):
-            who = "a process" if self._rank is None else f"rank {self._rank}"
-            flaw = self._connection.flaw and f" ({self._connection.flaw})"
-            verdict = Verdict("protocol", f"{who} sent the store a frame that cannot be read{flaw}", self._rank)
-            membership.fail(verdict)
-            self._connection.send(encode(membership.verdict or verdict))  # who hears nothing more after that
-        elif isinstance(message, Join):
-            self._join(message)
-        elif self._rank is not None:
-            membership.handle(self._rank, message)
+    def _refuse(self, seat: Seat) -> None:
+        who = "a process" if seat.number is None else f"rank {seat.number}"
+        flaw = seat.connection.flaw and f" ({seat.connection.flaw})"
+        verdict = Verdict("protocol", f"{who} sent the store a frame that cannot be read{flaw}", seat.number)
+        self._membership.fail(verdict)
+        seat.send(self._membership.verdict or verdict)  # who hears nothing more after that
 
-    def _join(self, message: Join) -> None:
-        membership = self._store._membership
-        free = message.rank not in self._store._ranks
-        if free:
-            self._store._ranks[message.rank] = self._connection
-            self._rank = message.rank
-        verdict = membership.join(msgspec.structs.replace(message, certificate=self._certificate))
-        if verdict is not None:
-            if free:
-                del self._store._ranks[message.rank]
-                self._rank = None
-            self._connection.send(encode(verdict))
-        if membership.complete:
-            self._store._listener.close()
-
-    def _lost(self, reason: str) -> None:
-        with self._store._changed:
-            self._store._seats.discard(self._connection)
-            self._store._changed.notify_all()
-        if self._rank is not None:
-            self._store._membership.lost(self._rank, reason, self._connection.vanished)
+    def _lose(self, rank: int, reason: str, vanished: bool) -> None:
+        self._membership.lost(rank, reason, vanished)
