@@ -28,11 +28,10 @@ from collections.abc import Callable
 import msgspec
 
 from manyhands.common.numbers import Numbers
-from manyhands.control import timing
+from manyhands.control import timing, wording
+from manyhands.control.inquest import Inquest, conclude
 from manyhands.control.lobby import Joiners
 from manyhands.control.protocol import (
-    ANOTHER_CALL,
-    Agree,
     Agreed,
     Cards,
     Checkpoint,
@@ -42,7 +41,6 @@ from manyhands.control.protocol import (
     Farewell,
     FromRank,
     FromStore,
-    GiveUp,
     Gone,
     JobReformed,
     Join,
@@ -63,23 +61,15 @@ from manyhands.control.protocol import (
     ranks_in,
 )
 from manyhands.control.survivors import ShrinkRequests, Survivors
-from manyhands.control.verdicts import differ_in_length, show_ranks
-from manyhands.control.waits import behind_whom, circle, still_owed, unread
+from manyhands.control.transitions import Action, Event, State, step
+from manyhands.control.waits import circle, still_owed, unread
 
 __all__ = ["Membership"]
 
-_MAX_NAMED = 4  # processes that were refused, in one error
 _NOWHERE = -2
 """The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
-_ORDER = "every rank must make the same calls, in the same order"
-
-
-class _Inquest(msgspec.Struct):
-    number: int
-    reporter: int
-    report: Report
-    asked: set[int]
-    answers: dict[int, Testimony] = {}
+_INQUEST = 1
+"""The number of the inquest: each ends the job, so there is one at most."""
 
 
 class _Meeting(msgspec.Struct):
@@ -120,13 +110,13 @@ class Membership:
         self.world_size = world_size
         self.members: dict[int, Join] = {}
         self.verdict: Verdict | None = None
+        self._state = State.MEETING
         self._misfits: set[str] = set()
         self._key = key
         self._send = send
         self._call_later = call_later
         self._store = store
         self._left: dict[int, Progress] = {}
-        self._parted = False
         self._gone: dict[int, None] = {}
         self._vanished: set[int] = set()
         self._meetings: dict[str, _Meeting] = {}
@@ -136,15 +126,42 @@ class Membership:
         self._checkpoints: dict[tuple[str, int], dict[int, bytes]] = {}
         self._stalls: dict[int, Stalled] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
-        self._inquest: _Inquest | None = None
-        self._inquests = 0
+        self._inquest: Inquest | None = None
         self._wishes = ShrinkRequests(
             send, self._tell_all, self._left_over, call_later, lobby, world_size, self._objection_to_newcomer
         )
         self._successor: Successor | None = None
         self._appointed: int | None = None
-        self._announced = False
         self._former: int | None = None
+        self._acts: dict[Action, Callable[..., None]] = {
+            Action.WELCOME: self._welcome,
+            Action.APPOINT: self._appoint,
+            Action.REFUSE_JOIN: self._refuse_join,
+            Action.EXCHANGE: self._exchange,
+            Action.NOTE_STALL: self._note_stall,
+            Action.WEIGH: self._weigh,
+            Action.COMPARE: self._compare,
+            Action.ASK: self._ask,
+            Action.NOTE_ANSWER: self._note_answer,
+            Action.CONCLUDE: self._conclude,
+            Action.NOTE_LEAVE: self._note_leave,
+            Action.NOTE_GROUP: self._note_group,
+            Action.FAREWELL: self._say_farewell,
+            Action.TELL_STANDBY: self._tell_standby,
+            Action.HEED_STANDBY: self._heed_standby,
+            Action.ANNOUNCE: self._announce,
+            Action.BLAME: self._blame,
+            Action.REPORT_GONE: self._report_gone,
+            Action.CHECK_FAREWELL: self._check_farewell,
+            Action.NOTE_STANDBY: self._note_standby,
+            Action.CONFIDE: self._confide,
+            Action.PRESENT: self._present,
+            Action.SUSPECT: self._suspect,
+            Action.SHRINK: self._wishes.shrink,
+            Action.AGREE: self._wishes.agree,
+            Action.GIVE_UP: self._wishes.give_up,
+            Action.NOTE_REFORMED: self._note_reformed,
+        }
 
     @property
     def complete(self) -> bool:
@@ -169,95 +186,79 @@ class Membership:
         if self.verdict is not None:
             return self.verdict
         if not 0 <= message.rank < self.world_size:  # all whom the job waits for can still come
-            who = f"{_show(message)} is not in a world of {self.world_size}, which rank 0 was started for"
-            self._misfits.add(who)
-            return Verdict("rendezvous", f"{who}: start all ranks alike, or give this job an address of its own")
+            misfit = wording.outside(message, self.world_size)
+            self._misfits.add(misfit)
+            return Verdict("rendezvous", f"{misfit}: start all ranks alike, or give this job an address of its own")
         problem = self._objection(message)
         if problem:
             self.fail(Verdict("rendezvous", problem, peer=message.rank))
             return self.verdict
         self.members[message.rank] = message
         if self.complete:
-            ranks = [self.members[rank] for rank in range(self.world_size)]
-            names, places, certificates = zip(*((rank.host, rank.place, rank.certificate) for rank in ranks), strict=True)
-            hosts = [names.index(name) for name in names]
-            self._tell_all(Welcome(self._key, hosts, [*places], [*certificates] if any(certificates) else []))
-            self._appoint()
+            self._on(Event.ALL_CAME)
         return None
 
     def _objection(self, message: Join) -> str:
         if message.world_size != self.world_size:
-            return f"{_show(message)} was started for {message.world_size} ranks, and rank 0 for {self.world_size}: start all ranks alike"
+            return wording.other_size(message, self.world_size)
         if message.rank in self.members:
-            other = self.members[message.rank]
-            return f"two processes say that they are rank {message.rank}: {other.pid} on {other.host}, {message.pid} on {message.host}"
+            return wording.twice(message, self.members[message.rank])
         for other in list(self.members.values())[:1]:  # with whom all that have come agree
-            return _difference(other, message, f"rank {message.rank}")
+            return wording.difference(other, message, f"rank {message.rank}")
         return ""
 
     def _objection_to_newcomer(self, message: Join) -> str:
         left = self._survivors()
-        return _difference(self.members[left[0]], message, "a rank that comes later") if left else ""
+        return wording.difference(self.members[left[0]], message, "a rank that comes later") if left else ""
 
     def handle(self, rank: int, message: FromRank) -> None:
         """Take in what a rank that has come says."""
         stranger = next((other for other in ranks_in(message) if not 0 <= other < self.world_size), None)
         if stranger is not None:
-            text = (
-                f"rank {rank} sent the store a frame that cannot be: it names rank {stranger} in a world of {self.world_size}"
-            )
-            self.fail(Verdict("protocol", text, rank))
+            self.fail(Verdict("protocol", wording.stranger(rank, stranger, self.world_size), rank))
             return
-        match message:
-            case Exchange():
-                self._exchange(rank, message)
-            case Stalled():
-                self._stalled(rank, message)
-            case Report():
-                self._reported(rank, message)
-            case Testimony():
-                if self._inquest is not None and message.inquest == self._inquest.number:
-                    self._inquest.answers[rank] = message
-                    self._close_inquest_if_complete()
-            case Leave(progress):
-                self._left[rank] = progress
-                self._forget_disbanded(progress)
-                self._stalls.pop(rank, None)
-                for (other, _), wait in list(self._waits.items()):
-                    self._check_abandoned(other, wait)
-                for name, meeting in list(self._meetings.items()):
-                    self._check_meeting(name, meeting)
-                self._say_farewell()
-                self._wishes.check()
-            case LeaveGroup(group, members, progress):
-                self._leave_group(rank, group, members, progress)
-            case Checkpoint():
-                self._compare(rank, message)
-            case Agree() | Shrink() | GiveUp() | JobReformed() | Standby() | Agreed():
-                self._handle_end(rank, message)
-            case Join():
-                self.fail(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
+        self._on(type(message), rank, message)
 
-    def _handle_end(self, rank: int, message: Agree | Shrink | GiveUp | JobReformed | Standby | Agreed) -> None:
-        """Take in what is about the end of the job, or of this store."""
-        match message:
-            case Agree():
-                self._wishes.agree(rank, message)
-            case Shrink():
-                self._shrink(rank, message)
-            case GiveUp():
-                self._wishes.give_up(rank, message)
-            case JobReformed(ranks):
-                self._wishes.went_on(ranks)
-            case Standby(host, port):
-                self._successor = Successor(rank, host, port)
-                if self.verdict is not None:
-                    self._send(rank, Decided(self.verdict))
-                self._tell_all(self._successor)
-            case Agreed(verdict):
-                if self.verdict is not None and not self._announced and self._successor and rank == self._successor.rank:
-                    self.verdict = verdict
-                    self._announce()
+    def _on(self, event: type | Event, *facts: object) -> None:
+        """Do what an event means in this state of the job."""
+        self._state, actions = step(self._state, event)
+        for action in actions:
+            self._acts[action](*facts)
+
+    # The ranks meet and leave
+
+    def _welcome(self) -> None:
+        ranks = [self.members[rank] for rank in range(self.world_size)]
+        names, places, certificates = zip(*((rank.host, rank.place, rank.certificate) for rank in ranks), strict=True)
+        hosts = [names.index(name) for name in names]
+        self._tell_all(Welcome(self._key, hosts, [*places], [*certificates] if any(certificates) else []))
+
+    def _refuse_join(self, rank: int, _: Join) -> None:
+        self.fail(Verdict("protocol", wording.joined_again(rank), peer=rank))
+
+    def _note_leave(self, rank: int, message: Leave) -> None:
+        self._left[rank] = message.progress
+        self._forget_disbanded(message.progress)
+        self._stalls.pop(rank, None)
+        for (other, _), wait in list(self._waits.items()):
+            self._check_abandoned(other, wait)
+        for name, meeting in list(self._meetings.items()):
+            self._check_meeting(name, meeting)
+        self._check_farewell()
+        self._wishes.check()
+
+    def _check_farewell(self, *_: object) -> None:
+        if self.finished:
+            self._on(Event.ALL_LEFT)
+
+    def _say_farewell(self) -> None:
+        problem = unread(self._left)
+        if problem:
+            self.fail(Verdict("mismatch", problem))
+        else:
+            self._tell_all(Farewell())
+
+    # A rank is lost
 
     def lost(self, rank: int, reason: str, vanished: bool = False) -> None:
         """Take note that a rank's control connection has ended; if the rank has ``vanished``, it may live, and be cut off.
@@ -267,23 +268,22 @@ class Membership:
         self._gone[rank] = None
         if vanished:
             self._vanished.add(rank)
-        if self.verdict is not None:
-            self._tell_all(Gone(rank, reason))
-            self._wishes.tell_newcomers(Gone(rank, reason))
-            if not self._has_successor():
-                self._announce()
-        elif rank not in self._left:
-            member = self.members[rank]
-            when = "" if self.complete else " while the ranks were meeting"
-            who = f"its process {member.pid} on {member.host}" if member.pid else "it"
-            self.fail(Verdict("lost", f"rank {rank} was lost{when}: {who} died, or was cut off ({reason})", rank))
-            # Others may know of an earlier failure, and have been told to go on with this rank.
-            self._tell_all(Gone(rank, reason))
-        else:
-            self._say_farewell()
+        self._on(Event.GONE if rank in self._left else Event.LOST, rank, reason)
         if rank == self._appointed:  # also where the job has failed: what those that are left ask may take a while
             self._appoint()
         self._wishes.check()
+
+    def _blame(self, rank: int, reason: str) -> None:
+        text = wording.lost(self.members[rank], reason, is_meeting=not self.complete)
+        self.fail(Verdict("lost", text, rank))
+        # Others may know of an earlier failure, and have been told to go on with this rank.
+        self._tell_all(Gone(rank, reason))
+
+    def _report_gone(self, rank: int, reason: str) -> None:
+        self._tell_all(Gone(rank, reason))
+        self._wishes.tell_newcomers(Gone(rank, reason))
+        if not self._has_successor():
+            self._on(Event.STANDBY_HEARD)
 
     def make_room(self, why: str = "new ranks have come, and there is room for them") -> None:
         """End the job, unless it is ending, so that those that are there go on together with new ranks."""
@@ -293,15 +293,14 @@ class Membership:
     def will_not_come(self, rank: int, reason: str) -> None:
         """Take note that a rank has ended, unless it has come: then its connection will say so."""
         if rank not in self.members:
-            self.fail(Verdict("lost", f"rank {rank} was lost before the ranks had met: {reason}", rank))
+            self.fail(Verdict("lost", wording.lost_early(rank, reason), rank))
 
     def late(self, timeout_s: float, hint: str = "") -> None:
         """End the job where ranks have not come within a time."""
         missing = self.missing()
         if missing:
-            text = f"the ranks did not meet within {timeout_s:g} s: {show_ranks(missing)} of {self.world_size} did not come"
-            refused = f". Refused: {'; '.join(sorted(self._misfits)[:_MAX_NAMED])}" if self._misfits else ""
-            self.fail(Verdict("deadline", text + refused + (f". {hint}" if hint else ""), peer=missing[0]))
+            text = wording.late(missing, self.world_size, timeout_s, self._misfits, hint)
+            self.fail(Verdict("deadline", text, peer=missing[0]))
 
     def take_over(
         self,
@@ -324,6 +323,7 @@ class Membership:
         verdict
             The first cause, where the other store has told it.
         """
+        self._state = State.RUNNING
         self.members = members
         self._left = left
         self._former = former
@@ -343,20 +343,9 @@ class Membership:
             ended = [*self._left, *(rank for rank in self._gone if rank not in self._vanished and rank not in self._left)]
             self._send(self._appointed, Prepare(self._store, ended))
 
-    def _say_farewell(self) -> None:
-        # Never after a verdict: a rank that leaves as others abort must learn of that, and not that all is well.
-        if self._parted or not self.finished or self.verdict is not None or self._inquest is not None:
-            return
-        self._parted = True
-        problem = unread(self._left)
-        if problem:
-            self.fail(Verdict("mismatch", problem))
-        else:
-            self._tell_all(Farewell())
+    # The ranks work
 
     def _exchange(self, rank: int, message: Exchange) -> None:
-        if self.verdict is not None:  # some have stopped waiting because of it: nobody may come out of it as if all were well
-            return
         meeting = self._meetings.setdefault(message.name, _Meeting(message.members))
         meeting.cards[rank] = message.card
         if any(member not in meeting.cards for member in meeting.members):
@@ -372,9 +361,8 @@ class Membership:
     def _check_meeting(self, name: str, meeting: _Meeting) -> None:
         absent = [member for member in meeting.members if member in self._left and member not in meeting.cards]
         if absent:
-            who = f"{show_ranks(meeting.cards)} {'waits' if len(meeting.cards) == 1 else 'wait'}"
-            text = f"rank {absent[0]} has closed its group, and {who} for it in {name}: {_ORDER}"
-            self._open_inquest(min(meeting.cards), Report("mismatch", text, absent[0], members=meeting.members))
+            text = wording.absent_from(name, absent[0], meeting.cards)
+            self._on(Event.CONFLICT, min(meeting.cards), Report("mismatch", text, absent[0], members=meeting.members))
 
     def _compare(self, rank: int, message: Checkpoint) -> None:
         place = message.place, message.count
@@ -382,17 +370,15 @@ class Membership:
         digests[rank] = message.digest
         other = next((each for each, digest in digests.items() if digest != message.digest), None)
         if other is not None:
-            text = (
-                f"ranks {min(rank, other)} and {max(rank, other)} did not do the same on their GPUs: the first {message.count} {message.place} "
-                f'differ, and what they brought is not to be trusted. gpu_check = "always" finds the first that does. {_ORDER}'
-            )
-            self._open_inquest(rank, Report("mismatch", text, other, members=message.members))
+            text = wording.different_devices(rank, other, message)
+            self._on(Event.CONFLICT, rank, Report("mismatch", text, other, members=message.members))
         elif len(digests) == len(message.members):
             del self._checkpoints[place]
 
-    def _leave_group(self, rank: int, group: int, members: list[int], progress: Progress) -> None:
+    def _note_group(self, rank: int, message: LeaveGroup) -> None:
+        group, members = message.group, message.members
         left = self._leaving.setdefault(group, {})
-        left[rank] = progress
+        left[rank] = message.progress
         if any(member not in left for member in members):
             for (other, channel), wait in list(self._waits.items()):
                 if channel // 2 == group:
@@ -426,7 +412,7 @@ class Membership:
         """Tell whether a report is of a time before all had left a group, whose progress is no longer told."""
         return any(wait.channel in self._disbanded for wait in stalled.waits)
 
-    def _stalled(self, rank: int, message: Stalled) -> None:
+    def _note_stall(self, rank: int, message: Stalled) -> None:
         if self._is_over(message):
             return
         wait = message.wait
@@ -437,13 +423,13 @@ class Membership:
         for (other, _), theirs in self._waits.items():
             both = wait.is_collective and theirs.is_collective
             if both and (theirs.channel, theirs.sequence) == place and theirs.digest != wait.digest:
-                text = f"the ranks did not make the same call, and wait for each other: rank {rank} is in {ANOTHER_CALL}, and rank {other} in {ANOTHER_CALL}: {_ORDER}"
-                self._open_inquest(rank, Report("mismatch", text, other, wait.operation, *place, wait.members))
+                text = wording.different_calls(rank, other)
+                self._on(Event.CONFLICT, rank, Report("mismatch", text, other, wait.operation, *place, wait.members))
                 return
         waiting = circle(self._stalls, rank, self._owes)
         if waiting:
-            text = f"{show_ranks(waiting)} wait for each other, and none can go on: {_ORDER}"
-            self._open_inquest(rank, Report("deadlock", text, waiting[-1], wait.operation, wait.channel))
+            text = wording.deadlock(waiting)
+            self._on(Event.CONFLICT, rank, Report("deadlock", text, waiting[-1], wait.operation, wait.channel))
 
     def _owes(self, wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
         if wait.meeting:
@@ -455,142 +441,113 @@ class Membership:
         for peer, progress in {**self._leaving.get(wait.channel // 2, {}), **self._left}.items():
             concerned = peer in wait.members if wait.is_collective else peer in wait.awaiting
             if concerned and self._owes(wait, rank, peer, progress):
-                text = f"rank {peer} has closed its group, and rank {rank} waits for it in {wait.operation} #{wait.sequence}: {_ORDER}"
-                verdict = Verdict("mismatch", text, peer, wait.operation, wait.sequence)
-                self.fail(verdict)
+                self.fail(Verdict("mismatch", wording.abandoned(rank, peer, wait), peer, wait.operation, wait.sequence))
                 return
 
-    def _reported(self, rank: int, message: Report) -> None:
-        if self.verdict is not None:
-            return
+    # A rank reports a failure
+
+    def _weigh(self, rank: int, message: Report) -> None:
         match message.kind:
             case "mismatch" | "deadline":
-                self._open_inquest(rank, message)
+                self._on(Event.CONFLICT, rank, message)
             case "lost":
                 # Its control connection is still there: what is known is that the two cannot talk.
-                text = message.text if message.peer is None else f"rank {message.peer} was lost to rank {rank}: {message.text}"
-                lost = msgspec.structs.replace(message, text=text)
+                lost = msgspec.structs.replace(message, text=wording.lost_to(rank, message.peer, message.text))
                 self._call_later(timing.SUSPICION_S, lambda: self.fail(_as_verdict(lost)))
             case _:
                 self.fail(_as_verdict(message))
 
-    def _open_inquest(self, reporter: int, report: Report) -> None:
-        if self.verdict is not None or self._inquest is not None:
-            return
-        self._inquests += 1
+    def _ask(self, reporter: int, report: Report) -> None:
         asked = set(report.members or self.members)
         if self._former is not None:  # members that are all there may have waited for a word of it
             asked.add(self._former)
-        self._inquest = inquest = _Inquest(self._inquests, reporter, report, asked)
+        self._inquest = Inquest(reporter, report, asked)
         # Armed first: in one process the answers come while the questions are being asked.
-        self._call_later(timing.INQUEST_S, lambda: self._close_inquest(inquest))
-        question = Question(inquest.number, report.channel or 0, _NOWHERE if report.sequence is None else report.sequence)
+        self._call_later(timing.INQUEST_S, lambda: self._on(Event.INQUEST_OVER))
+        question = Question(_INQUEST, report.channel or 0, _NOWHERE if report.sequence is None else report.sequence)
         for rank in sorted(asked):
             if rank not in self._gone:
                 self._send(rank, question)
 
-    def _close_inquest_if_complete(self) -> None:
-        inquest = self._inquest
-        if inquest is not None and len(inquest.answers) >= len(inquest.asked - self._gone.keys()):
-            self._close_inquest(inquest)
-
-    def _close_inquest(self, inquest: _Inquest) -> None:
-        if self._inquest is not inquest:
+    def _note_answer(self, rank: int, message: Testimony) -> None:
+        if self._inquest is None or message.inquest != _INQUEST:
             return
-        self._inquest = None
-        report = inquest.report
-        silent = [rank for rank in sorted(inquest.asked) if rank not in inquest.answers]
-        behind = min((answer.calls for answer in inquest.answers.values() if not answer.entered), default=0)
-        # Of several that did not come, those that are furthest behind are waited for by the others.
-        absent = [rank for rank, answer in inquest.answers.items() if not answer.entered and answer.calls == behind]
-        stories: dict[str, list[int]] = {}
-        for rank, answer in sorted(inquest.answers.items()):
-            stories.setdefault(answer.text, []).append(rank)
-        if silent:
-            stories["no answer: stopped, cut off, or busy"] = silent
-        lines = [f"  {show_ranks(ranks)}: {story}" for story, ranks in sorted(stories.items(), key=lambda item: min(item[1]))]
-        if report.kind == "mismatch" and differ_in_length(
-            [answer.text for answer in inquest.answers.values() if answer.entered]
-        ):
-            lines.append("  arrays of unequal lengths: give counts= or uneven=True on all ranks")
-        peer, headline = report.peer, report.text
-        if report.kind == "mismatch" and peer is not None:
-            # Of two that are left out, the first is the reporter.
-            for rank in (inquest.reporter, peer) if headline.count(ANOTHER_CALL) > 1 else (peer,):
-                if rank in inquest.answers and inquest.answers[rank].entered:
-                    headline = headline.replace(ANOTHER_CALL, inquest.answers[rank].text, 1)
-        if report.kind == "deadline":
-            meeting = self._meetings.get(report.operation or "")
-            if meeting is not None:
-                absent = [member for member in meeting.members if member not in meeting.cards and member not in silent]
-            # Whom the reporter waits for may itself wait for another one.
-            missing = silent or absent
-            if report.sequence is None:
-                peer = behind_whom(inquest.reporter, peer, inquest.answers, silent)
-                missing = [rank for rank in silent if rank == peer]
-            elif peer is not None and not missing:
-                headline += f": all ranks were in it, and rank {inquest.reporter} waited for rank {peer}"
-                peer = None
-            if missing:
-                peer = min(missing)
-                headline += f": {show_ranks(missing)} did not {'answer' if silent else 'come'}"
-            elif peer is not None:
-                who = "" if peer == report.peer else ", in the end"
-                headline += f": rank {inquest.reporter} waits for rank {peer}{who}"
-            lines.append("  if they only need more time: timeout_s= of the call or of init(), or MANYHANDS_TIMEOUT_S")
-        self.fail(Verdict(report.kind, "\n".join([headline, *lines]), peer, report.operation, report.sequence))
+        self._inquest.answers[rank] = message
+        if self._inquest.is_answered(self._gone):
+            self._on(Event.INQUEST_OVER)
+
+    def _conclude(self) -> None:
+        inquest = self._inquest
+        assert inquest is not None
+        report, meeting = inquest.report, self._meetings.get(inquest.report.operation or "")
+        absent = None
+        if meeting is not None:
+            absent = [member for member in meeting.members if member not in meeting.cards and member not in inquest.silent]
+        finding = conclude(inquest, absent)
+        text = wording.verdict_of(inquest, finding)
+        self.fail(Verdict(report.kind, text, finding.peer, report.operation, report.sequence))
+
+    # The first cause
 
     def fail(self, verdict: Verdict) -> None:
         """End the job, unless it has ended."""
-        if self.verdict is not None:
-            return
+        self._on(Event.CAUSE, verdict)
+
+    def _tell_standby(self, verdict: Verdict) -> None:
         self.verdict = verdict
         if self._successor is not None and self._has_successor():
             self._send(self._successor.rank, Decided(verdict))
-            self._call_later(timing.AGREEMENT_S, self._announce)
+            self._call_later(timing.AGREEMENT_S, lambda: self._on(Event.STANDBY_HEARD))
         else:
-            self._announce()
+            self._on(Event.STANDBY_HEARD)
+
+    def _heed_standby(self, rank: int, message: Agreed) -> None:
+        if self._successor is not None and rank == self._successor.rank:
+            self.verdict = message.verdict
+            self._on(Event.STANDBY_HEARD)
+
+    def _announce(self) -> None:
+        assert self.verdict is not None
+        self._tell_all(self.verdict)
+        self._wishes.check()
+
+    # The standby
+
+    def _note_standby(self, rank: int, message: Standby) -> None:
+        self._successor = Successor(rank, message.host, message.port)
+
+    def _confide(self, rank: int, _: Standby) -> None:
+        assert self.verdict is not None
+        self._send(rank, Decided(self.verdict))
+
+    def _present(self, *_: object) -> None:
+        assert self._successor is not None
+        self._tell_all(self._successor)
 
     def _has_successor(self) -> bool:
         return self._successor is not None and self._successor.rank not in self._gone
 
-    def _announce(self) -> None:
-        """Tell all ranks the first cause, once."""
-        if self._announced or self.verdict is None:
-            return
-        self._announced = True
-        self._tell_all(self.verdict)
-        self._wishes.check()
+    # Those that are left
 
-    def _shrink(self, rank: int, message: Shrink) -> None:
-        if self.verdict is None:  # the rank knows of a failure that nobody has reported
-            text = f"rank {rank} found that the job had failed, and asked the others to go on without those that are lost"
-            self._call_later(timing.SUSPICION_S, lambda: self.fail(Verdict("failed", text, rank)))
-        self._wishes.shrink(rank, message)
+    def _suspect(self, rank: int, _: Shrink) -> None:
+        self._call_later(timing.SUSPICION_S, lambda: self.fail(Verdict("failed", wording.unreported(rank), rank)))
+
+    def _note_reformed(self, _: int, message: JobReformed) -> None:
+        self._wishes.went_on(message.ranks)
 
     def _survivors(self) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in self._gone and rank not in self._left]
 
     def _left_over(self) -> Survivors:
         lost = next(reversed(self._gone), None)
-        return Survivors(self._survivors(), self._announced, self._vanished, self._former is not None, len(self._left), lost)
+        return Survivors(
+            self._survivors(), State.FAILED in self._state, self._vanished, self._former is not None, len(self._left), lost
+        )
 
     def _tell_all(self, message: FromStore) -> None:
         for rank in sorted(self.members):
             if rank not in self._gone:
                 self._send(rank, message)
-
-
-def _show(message: Join) -> str:
-    return f"rank {message.rank} (process {message.pid} on {message.host})"
-
-
-def _difference(ours: Join, theirs: Join, who: str) -> str:
-    for what in ("backend", "choices", "version", "byteorder"):
-        own, other = getattr(ours, what), getattr(theirs, what)
-        if own != other:
-            return f"rank {ours.rank} has {what} {own!r}, and {who} has {other!r}: all ranks need the same"
-    return ""
 
 
 def _as_verdict(report: Report) -> Verdict:
