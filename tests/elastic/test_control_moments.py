@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from support.control_worlds import Network, network_of
 
+from manyhands.control.protocol import Leave, Progress
+
 STORE, SUCCESSOR = 0, 1
 _MOMENTS = 16
 """How many things happen between two deaths, at most: fewer than one death needs to be dealt with."""
@@ -131,6 +133,20 @@ def test_whole_hosts_may_die_with_the_store_and_its_successor(
         left = [process for process in network.processes if process.is_alive]
         assert all(process.goes_on for process in left)
         assert {process.verdict.peer for process in left if process.verdict} == {0}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_ranks_that_leave_hear_of_it_in_few_messages(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(10):
+        with network_of(size, seed, monkeypatch) as network:
+            ready(network)
+            network.run()
+            before = network.steps
+            for process in network.processes:
+                process.control._post(Leave(Progress({}, {}, {})))
+            let_happen(network, 1000)
+            assert network.steps - before < 1000  # the standby passes it on, also to itself
+            assert all(process.control._farewell for process in network.processes)
 
 
 @in_shares

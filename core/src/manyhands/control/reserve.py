@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Iterable
+from enum import Enum, auto
 from functools import partial
+from typing import Any, Final
 
 from manyhands.control import timing
 from manyhands.control.lobby import JoinAddress, Joiners
@@ -55,7 +57,27 @@ __all__ = ["NOBODY", "StandbyStore"]
 NOBODY = -1
 """The rank that has the store, where nobody has it any more."""
 
+_Actions = dict[Any, "Callable[[StandbyStore, int, Any], None]"]
 _TOO_EARLY = "its process ended before all ranks had left"
+
+
+class _State(Enum):
+    """What the successor does."""
+
+    WATCHING = auto()
+    """The store lives, as far as is known here."""
+    EXPECTING = auto()
+    """The store has ended. Ranks that are on their way here are waited for, for a moment."""
+    GATHERING = auto()
+    """Nobody has the store. All that are left are waited for."""
+    SERVING = auto()
+    """This is the store."""
+    DISMISSED = auto()
+    """All ranks have left: there is nothing to go on with."""
+    CLOSED = auto()
+
+
+_WAITING: Final = frozenset({_State.EXPECTING, _State.GATHERING})
 
 
 class StandbyStore(Server):
@@ -112,16 +134,14 @@ class StandbyStore(Server):
         self._verdict: Verdict | None = None
         self._membership: Membership | None = None
         self._then: list[Callable[[Membership], None]] = []
-        self._waited_s: float | None = None
-        self._is_gathering = False
+        self._state = _State.WATCHING
+        self._waited_s = 0.0
         self._found: Verdict | None = None
         self._credentials = credentials
-        self._closed = False
-        self._parted = False
         self._listen(sock, credentials)
 
     def _accept(self, sock: ProvenSocket, hello: bytes) -> None:
-        if self._closed:
+        if self._state is _State.CLOSED:
             sock.close()
         else:
             super()._accept(sock, hello)
@@ -142,8 +162,8 @@ class StandbyStore(Server):
 
     def all_have_left(self) -> None:
         """Tell the others what the store has told this rank: it may end as it tells them, one after the other."""
-        if self._membership is None:
-            self._parted = True
+        if self._state in {_State.WATCHING, *_WAITING}:
+            self._state = _State.DISMISSED
             for rank in sorted(self._seats):
                 self._send(rank, Farewell())
 
@@ -155,7 +175,7 @@ class StandbyStore(Server):
                 self._send(rank, JobReformed(sorted(self._gone_on)))
 
     def _close(self) -> None:
-        self._closed = True
+        self._state = _State.CLOSED
         super()._close()
         if self._lobby is not None:
             self._lobby.close()
@@ -172,9 +192,9 @@ class StandbyStore(Server):
         """
 
         def begin() -> None:
-            self._is_gathering, self._found = True, found
+            self._found = found
             self._lost |= {*lost}
-            self._await()
+            self._await(_State.GATHERING)
 
         self._loop.call(begin)
 
@@ -184,18 +204,22 @@ class StandbyStore(Server):
             then(self._membership)
         else:
             self._then.append(then)
-            self._await()
+            self._await(_State.EXPECTING)
 
-    def _await(self) -> None:
+    def _await(self, state: _State) -> None:
         """Begin once all have come that will, or time is up."""
-        if self._waited_s is None:
-            self._waited_s = 0.0
-            self._look()
+        before = self._state
+        if before is _State.WATCHING or (before is _State.EXPECTING and state is _State.GATHERING):
+            self._state = state
+            if before is _State.WATCHING:
+                self._look()
 
     def _look(self) -> None:
-        if self._waited_s is None or self._closed or self._membership is not None:
+        if self._state not in _WAITING:
             return
-        if not self._missing() or self._waited_s >= (timing.GATHERING_S if self._is_gathering else timing.COMING_S):
+        if not self._missing() or self._waited_s >= (
+            timing.GATHERING_S if self._state is _State.GATHERING else timing.COMING_S
+        ):
             self._begin()
         else:
             self._waited_s += timing.GATHERING_LOOK_S
@@ -203,7 +227,7 @@ class StandbyStore(Server):
 
     def _missing(self) -> list[int]:
         """Return the ranks that may still come."""
-        here = self._members.keys() | self._ended | (set() if self._is_gathering else {self._store})
+        here = self._members.keys() | self._ended | (set() if self._state is _State.GATHERING else {self._store})
         return [rank for rank in range(self._world_size) if rank not in here and not self._will_not_come(rank)]
 
     def _will_not_come(self, rank: int) -> bool:
@@ -211,13 +235,12 @@ class StandbyStore(Server):
         return rank in self._lost if has_ended is None else has_ended
 
     def _begin(self) -> None:
-        if self._closed or self._parted or self._membership is not None:
-            return
         if self._verdict is None:  # what one of those that come was told before
             told = (join.verdict for join in self._members.values() if join.verdict is not None)
             known = (verdict for verdict in told if all(0 <= rank < self._world_size for rank in ranks_in(verdict)))
             self._verdict = next(known, self._found)
         self._stop_listening()
+        self._state = _State.SERVING
         membership = self._membership = Membership(
             self._world_size, b"", self._send, self._loop.call_later, self._rank, self._lobby
         )
@@ -251,7 +274,7 @@ class StandbyStore(Server):
         self._sit(seat, rank)
         if len(self._members) == self._world_size:
             self._stop_listening()
-        if self._waited_s is not None and not self._missing():
+        if self._state in _WAITING and not self._missing():
             self._begin()
 
     def _refuse(self, seat: Seat) -> None:
@@ -259,30 +282,51 @@ class StandbyStore(Server):
             seat.close()
 
     def _hear(self, rank: int, message: FromRank) -> None:
-        if self._membership is not None:
-            self._membership.handle(rank, message)
-        elif isinstance(message, JobReformed):
-            self.went_on(message.ranks)
-        elif self._is_gathering:
-            self._waiting.append((rank, message))
-        elif isinstance(message, Leave):
-            self._left[rank] = message.progress
-        elif isinstance(message, Report):  # the store did not answer it
-            self._take_over(lambda membership: membership.handle(rank, message))
-        elif isinstance(message, Orphaned) and rank == self._rank and self._store not in self._members:
-            self._ended |= {self._store}  # before it had come here, from where its end would have been seen
+        actions = _HEARD[self._state]
+        action = actions.get(type(message)) or actions[FromRank]
+        action(self, rank, message)
+
+    def _serve(self, rank: int, message: FromRank) -> None:
+        assert self._membership is not None
+        self._membership.handle(rank, message)
+
+    def _keep(self, rank: int, message: FromRank) -> None:
+        """Keep a message until this is the store."""
+        self._waiting.append((rank, message))
+
+    def _keep_a_while(self, rank: int, message: FromRank) -> None:
+        """Keep what a rank says that waits for a store which lives; if that does not answer it, this one does."""
+        self._keep(rank, message)
+        self._loop.call_later(timing.STORE_SAYS_S, lambda: self._late(rank, message))
+
+    def _note_reformed(self, _: int, message: JobReformed) -> None:
+        self.went_on(message.ranks)
+
+    def _note_leave(self, rank: int, message: Leave) -> None:
+        self._left[rank] = message.progress
+
+    def _take_over_with(self, rank: int, message: Report) -> None:
+        """Go on in the place of a store that does not answer a report."""
+        self._take_over(lambda membership: membership.handle(rank, message))
+
+    def _note_orphan(self, rank: int, message: Orphaned) -> None:
+        is_own = rank == self._rank
+        if is_own and self._store not in self._members:  # before it had come here, from where its end would have been seen
+            self._ended |= {self._store}
             self._take_over()
-        elif isinstance(message, Orphaned) and rank == self._rank and self._store in self._gone.keys() - self._left.keys():
+        elif is_own and self._store in self._gone.keys() - self._left.keys():
             self._take_over()
-        elif isinstance(message, Orphaned) and self._store in self._gone:  # it had left, and others need it
+        elif self._store in self._gone:  # it had left, and others need it
             self._replace(_TOO_EARLY)
         else:
-            self._waiting.append((rank, message))
-            self._loop.call_later(timing.STORE_SAYS_S, lambda: self._late(rank, message))
+            self._keep_a_while(rank, message)
+
+    def _ignore(self, rank: int, message: FromRank) -> None:
+        pass
 
     def _late(self, rank: int, message: FromRank) -> None:
         """Answer a rank that has lost the store, which lives as far as this one can see."""
-        if self._closed or self._membership is not None or self._waited_s is not None:  # which answers it
+        if self._state is not _State.WATCHING:  # whoever has the store answers it
             return
         if self._verdict is None:
             self._replace(f"the control connection of rank {rank} to it ended, and it says nothing of that")
@@ -307,7 +351,7 @@ class StandbyStore(Server):
         self._gone[rank] = reason, vanished
         if self._membership is not None:
             self._membership.lost(rank, reason, vanished)
-        elif rank == self._store and not self._closed:
+        elif rank == self._store and self._state is not _State.CLOSED:
             if rank not in self._left:
                 # The last that it has told this rank stands in the connection of that, and is read first: perhaps that all have left.
                 is_heard = self._verdict is not None or any(other == self._rank for other, _ in self._waiting)
@@ -317,3 +361,21 @@ class StandbyStore(Server):
                     self._loop.call_later(timing.SEEN_S, self._take_over)
             elif self._waiting:
                 self._replace(_TOO_EARLY)
+
+
+_WHILE_THE_STORE_LIVES: Final[_Actions] = {
+    JobReformed: StandbyStore._note_reformed,
+    Leave: StandbyStore._note_leave,
+    Report: StandbyStore._take_over_with,
+    Orphaned: StandbyStore._note_orphan,
+    FromRank: StandbyStore._keep_a_while,
+}
+_HEARD: Final[dict[_State, _Actions]] = {
+    _State.WATCHING: _WHILE_THE_STORE_LIVES,
+    _State.EXPECTING: _WHILE_THE_STORE_LIVES,
+    _State.GATHERING: {JobReformed: StandbyStore._note_reformed, FromRank: StandbyStore._keep},
+    _State.SERVING: {FromRank: StandbyStore._serve},
+    _State.DISMISSED: _WHILE_THE_STORE_LIVES,
+    _State.CLOSED: {FromRank: StandbyStore._ignore},
+}
+"""What each message means in each state; ``FromRank`` stands for all that have no place of their own."""
