@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from manyhands.control.transitions import ROWS, Event, Row, State
+from manyhands.control.store_states import ROWS, Event, Row, State
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "elastic.md"

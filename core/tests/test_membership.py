@@ -40,7 +40,7 @@ def test_hosts_are_told_as_numbers_that_ranks_of_one_host_share(names: str, host
     ("changes", "words"),
     [
         ({"world_size": 4}, "rank 1 (process 101 on host1) was started for 4 ranks, and rank 0 for 3"),
-        ({"rank": 0}, "two processes say that they are rank 0: 100 on host0, 101 on host1"),
+        ({"rank": 0}, "two processes claim to be rank 0: 100 on host0, 101 on host1"),
         ({"backend": "shm"}, "rank 0 has backend 'tcp', and rank 1 has 'shm'"),
         ({"choices": "all_reduce=ring"}, "rank 0 has choices '', and rank 1 has 'all_reduce=ring'"),
         ({"version": "2"}, "rank 0 has version '1', and rank 1 has '2'"),
@@ -142,7 +142,7 @@ def test_ranks_that_wait_in_a_circle_are_a_deadlock_told_with_what_each_did() ->
         job.answer(rank, f"in call {rank}", entered=False)
     verdict = job.the_verdict()
     assert verdict.kind == "deadlock"
-    assert verdict.text.startswith("ranks 0-2 wait for each other, and none can go on")
+    assert verdict.text.startswith("ranks 0-2 wait for each other, and none can continue")
     assert verdict.text.endswith("\n  rank 0: in call 0\n  rank 1: in call 1\n  rank 2: in call 2")
 
 

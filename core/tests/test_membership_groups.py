@@ -118,7 +118,7 @@ def test_an_exchange_against_a_recv_is_a_circle() -> None:
     job.store.handle(1, recv(0))
     for rank in range(3):
         job.answer(rank, f"in call {rank}")
-    assert job.the_verdict().text.startswith("ranks 0-1 wait for each other, and none can go on")
+    assert job.the_verdict().text.startswith("ranks 0-1 wait for each other, and none can continue")
 
 
 def test_an_exchange_does_not_wait_for_who_has_given_its_card() -> None:

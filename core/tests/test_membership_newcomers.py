@@ -54,7 +54,7 @@ class Joiners:
 def failed(lobby: Joiners, victim: int = 3) -> Job:
     """Return a job of four ranks that has lost one, the others of which have asked to go on."""
     job = Job(4, joined=False)
-    job.store = Membership(4, b"key", job._send, job._later, lobby=lobby)  # type: ignore[arg-type]
+    job.store = Membership(4, b"key", job._send, job._later, joiners=lobby)  # type: ignore[arg-type]
     for rank in range(4):
         job.join(rank)
     job.store.lost(victim, "it ended")
@@ -106,7 +106,7 @@ def test_they_do_not_wait_longer_than_their_patience() -> None:
 def test_no_more_go_on_than_there_may_be() -> None:
     lobby = Joiners(running=9, most=4)
     job = Job(4, joined=False)
-    job.store = Membership(4, b"key", job._send, job._later, lobby=lobby)  # type: ignore[arg-type]
+    job.store = Membership(4, b"key", job._send, job._later, joiners=lobby)  # type: ignore[arg-type]
     for rank in range(4):
         job.join(rank)
     job.store.handle(0, Report("aborted", "enough", 0))
@@ -212,13 +212,13 @@ def test_who_does_not_fit_is_told_why(what: str) -> None:
     assert answer.problem is not None
     assert answer.problem.kind == "rendezvous"
     assert f"rank 0 has {what}" in answer.problem.text
-    assert "a rank that comes later has 'other'" in answer.problem.text
+    assert "a new rank has 'other'" in answer.problem.text
 
 
 def test_who_has_said_goodbye_is_not_waited_for() -> None:
     lobby = Joiners(running=4)
     job = Job(4, joined=False)
-    job.store = Membership(4, b"key", job._send, job._later, lobby=lobby)  # type: ignore[arg-type]
+    job.store = Membership(4, b"key", job._send, job._later, joiners=lobby)  # type: ignore[arg-type]
     for rank in range(4):
         job.join(rank)
     job.store.handle(3, Leave(progress()))  # and its process goes on

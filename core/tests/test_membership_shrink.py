@@ -79,7 +79,7 @@ def test_no_list_without_a_verdict_which_a_rank_that_asks_brings_about() -> None
     job.store.handle(1, Shrink("host", 0))
     assert answers(job) == {}
     job.pass_time(0.5)
-    assert "asked the others to go on" in job.the_verdict().text
+    assert "asked the others to continue" in job.the_verdict().text
     assert answers(job) == {rank: [Shrunk([0, 1], "host", 4711)] for rank in (0, 1)}
 
 

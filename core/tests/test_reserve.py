@@ -229,7 +229,7 @@ def test_a_rank_that_alone_has_lost_a_store_that_lives_is_told_so_and_cannot_go_
     company.say(2, Shrink("host", 2))
     company.say(2, Agree("an agreement", 1, [0, 1, 2, 3]))
     assert company.hear(2) == lost
-    for kind, what in ((Shrunk, "go on"), (Agreement, "agree")):
+    for kind, what in ((Shrunk, "continue"), (Agreement, "agree")):
         answer = company.hear(2)
         assert isinstance(answer, kind)
         assert answer.problem is not None
@@ -247,7 +247,7 @@ def test_who_has_been_told_that_it_cannot_go_on_does_not_ask_any_more_where_the_
     for rank in (1, 3):
         company.say(rank, Shrink("host", rank))
     wishes = company.reserve
-    until(lambda: wishes._membership is not None and len(wishes._membership._wishes._asking) == 2)
+    until(lambda: wishes._membership is not None and len(wishes._membership._recovery._asking) == 2)
     company.say(2, Shrink("host", 2, attempt=2))
     while not isinstance(answer := company.hear(2), Shrunk):
         pass

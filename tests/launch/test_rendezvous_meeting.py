@@ -253,7 +253,7 @@ def test_two_processes_of_one_rank_are_refused(nursery: Nursery) -> None:
         failures = ranks.await_facts("raised")
     assert [failure["type"] for failure in failures] == ["RendezvousError"] * 3
     for failure in failures:
-        assert "two processes say that they are rank 1" in failure["text"]
+        assert "two processes claim to be rank 1" in failure["text"]
         assert all(pid in failure["text"] for pid in pids)
         assert failure["ended"] - came_at < LONG_BEFORE_S
 

@@ -24,7 +24,7 @@
     │   ├─ PeerLostError (ConnectionError)         a rank died or left
     │   ├─ DeadlineError (TimeoutError)            an operation did not finish in time
     │   ├─ CollectiveMismatchError                 the ranks did not call the same thing
-    │   │   └─ DeadlockError                       ranks wait for each other, and none can go on
+    │   │   └─ DeadlockError                       ranks wait for each other, and none can continue
     │   ├─ AbortedError                            another rank gave up
     │   ├─ InputChangedError                       a program wrote to what a call was still to read
     │   ├─ ClosedError                             the group was closed

@@ -1,4 +1,4 @@
-"""What a failure is about that one rank reports and others can say more about: found from their answers, in ranks and not in words."""
+"""An inquest: one rank reports a failure, others say what they did, and the ranks that it is about are found from their answers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def conclude(inquest: Inquest, absent: list[int] | None = None) -> Finding:
     report, silent = inquest.report, inquest.silent
     if report.kind != "deadline":
         return Finding(Outcome.UNKNOWN, report.peer)
-    if report.sequence is None:  # between two ranks: the one that is waited for may itself wait for another one
+    if report.sequence is None:  # between two ranks, and the peer may itself wait for another one
         peer = behind_whom(inquest.reporter, report.peer, inquest.answers, silent)
         missing = [rank for rank in silent if rank == peer]
     else:

@@ -1,4 +1,4 @@
-"""Keys and values that the ranks of a job share: what they ask, and the table that one of them keeps."""
+"""Keys and values that the ranks of a job share: the queries, and the table that one rank keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAX_VALUE_BYTES = 1 << 24
-"""The largest value. The table is in the memory of one rank, and is for what ranks tell each other about their work, not for the work."""
+"""The largest value. The table is in the memory of one rank. It is for notes about the work, not for its data."""
 MAX_FRAME_BYTES = 2 * MAX_VALUE_BYTES + 65536
 
 
@@ -42,34 +42,34 @@ class Set(msgspec.Struct, frozen=True, tag=True):
 
 
 class Append(msgspec.Struct, frozen=True, tag=True):
-    """Put bytes behind a value."""
+    """Append bytes to a value."""
 
     key: str
     value: bytes
 
 
 class Get(msgspec.Struct, frozen=True, tag=True):
-    """Answer when all of the keys are there: with the value of the first, or with nothing."""
+    """Answer when all keys are there, with the value of the first, or with nothing."""
 
     keys: list[str]
     wants_value: bool
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Tell whether all of the keys are there."""
+    """Return whether all keys are there."""
 
     keys: list[str]
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Add to a counter, which begins with 0, and tell what it is then."""
+    """Add to a counter, which begins at 0, and return its new value."""
 
     key: str
     amount: int
 
 
 class CompareSet(msgspec.Struct, frozen=True, tag=True):
-    """Keep a value if the one that is there is as expected, where nothing counts as empty; tell the one that is there then."""
+    """Keep a value if the present one is as expected; a missing value counts as empty. Return the value that is there then."""
 
     key: str
     expected: bytes
@@ -77,31 +77,31 @@ class CompareSet(msgspec.Struct, frozen=True, tag=True):
 
 
 class Delete(msgspec.Struct, frozen=True, tag=True):
-    """Forget a value; tell whether there was one."""
+    """Delete a value; return whether there was one."""
 
     key: str
 
 
 class Count(msgspec.Struct, frozen=True, tag=True):
-    """Tell how many values are kept."""
+    """Return how many values are kept."""
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for the answer to the query of this number any more."""
+    """Cancel the query of this number."""
 
 
 Action = Set | Append | Get | Check | Add | CompareSet | Delete | Count | Forget
 
 
 class Query(msgspec.Struct, frozen=True):
-    """What a rank wants, and the number that its answer bears."""
+    """A query of a rank; its answer bears the same number."""
 
     number: int
     action: Action
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer; ``flaw`` says in words why there is none."""
+    """An answer; ``flaw`` says why there is none."""
 
     number: int
     value: bytes | int | bool | None = None
@@ -112,7 +112,7 @@ _QUERY, _ANSWER = msgspec.msgpack.Decoder(Query), msgspec.msgpack.Decoder(Answer
 
 
 def decode_query(frame: bytes | None) -> Query | None:
-    """Return what a frame asks; None for one that cannot be read."""
+    """Return the query in a frame; None if the frame cannot be read."""
     try:
         return None if frame is None else _QUERY.decode(frame)
     except UNREADABLE:
@@ -120,7 +120,7 @@ def decode_query(frame: bytes | None) -> Query | None:
 
 
 def decode_answer(frame: bytes | None) -> Answer | None:
-    """Return what a frame answers; None for one that cannot be read."""
+    """Return the answer in a frame; None if the frame cannot be read."""
     try:
         return None if frame is None else _ANSWER.decode(frame)
     except UNREADABLE:
@@ -128,7 +128,7 @@ def decode_answer(frame: bytes | None) -> Answer | None:
 
 
 class Table:
-    """Keys and values; any thread may ask, and no query blocks: the answer to one that waits comes later."""
+    """Keys and values. Any thread may ask. No query blocks: the answer may come later."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,11 +141,11 @@ class Table:
         Parameters
         ----------
         whose
-            Who asks.
+            The client.
         query
-            The query; its number is new among those of the same asker.
+            The query; its number is new among those of the same client.
         answer
-            Called once with the answer, now or later, in any thread; it must not block. Not called for a query that is forgotten.
+            Called once with the answer, now or later, in any thread; it must not block. Not called for a query that is cancelled.
         """
         answers: list[tuple[Callable[[Answer], None], Answer]] = []
         with self._lock:
@@ -165,7 +165,7 @@ class Table:
             tell(words)
 
     def forget(self, whose: Hashable) -> None:
-        """Give no more answers to somebody who has gone."""
+        """Drop the queries of a client that has gone."""
         with self._lock:
             for place in [place for place in self._waiting if place[0] == whose]:
                 del self._waiting[place]
@@ -174,7 +174,7 @@ class Table:
         return all(key in self._values for key in action.keys)
 
     def _served(self, key: str) -> list[tuple[Callable[[Answer], None], Answer]]:
-        """Return the answers to the queries that have waited for a key last."""
+        """Return the answers to the queries for which this key was the last one missing."""
         places = [place for place, (action, _) in self._waiting.items() if key in action.keys and self._has(action)]
         served = [(place[1], *self._waiting.pop(place)) for place in places]
         return [(answer, self._answer(number, action)) for number, action, answer in served]

@@ -1,7 +1,7 @@
-"""Where new ranks come to a job that runs already: a socket that the launcher has handed to all ranks, and what it writes of the job.
+"""How new ranks join a job that runs: by a socket that the launcher has handed to all ranks, and a file in which it says how many there are.
 
-Nobody listens there while a generation runs: who comes waits in the kernel's queue. The store of a job that has failed, or its successor, takes them
-in once a rank asks to go on, until it has told all who goes on. As all ranks hold the socket, no death closes it.
+While a generation runs, no rank listens there, and newcomers wait in the kernel's queue. After a failure the store or its standby takes them in as
+soon as a survivor asks to continue, until all have learned which ranks do. All ranks hold the socket, so no death closes it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from manyhands.net.proven import ProvenSocket
 __all__ = ["NEWCOMER_HELLO", "JoinAddress", "Joiners", "Roster"]
 
 NEWCOMER_HELLO = b"newcomer"
-"""How those begin who come into a job that runs."""
+"""The first words of a newcomer to a job that runs."""
 
 
 class Roster(msgspec.Struct, frozen=True):
-    """How many ranks a job has.
+    """How many ranks a job has, as the launcher says.
 
     Attributes
     ----------
     running
-        The processes that the launcher runs now, or is starting.
+        The number of processes that the launcher runs now, or is starting.
     fewest, most
-        With how many ranks the job goes on.
+        The numbers of ranks with which the job continues.
     hosts
-        How many hosts there are, of which a launcher knows the processes of its own.
+        The number of hosts. A launcher knows the processes of its own alone.
     """
 
     running: int
@@ -50,21 +50,21 @@ class Roster(msgspec.Struct, frozen=True):
     hosts: int = 1
 
     def write(self, folder: Path) -> None:
-        """Put this where the ranks look for it."""
+        """Write this to the file that the ranks read."""
         write_new(folder / "roll.json", msgspec.json.encode(self))
 
 
 class JoinAddress:
-    """What a launcher has given to a rank so that others can come later.
+    """The address at which newcomers join a job, as the launcher gives it to each rank.
 
     Parameters
     ----------
     fd
-        A listening socket; None on hosts that have none, whose ranks cannot let others in.
+        The listening socket; None on a host without one, whose ranks cannot let others in.
     folder
-        Where the launcher and the ranks write.
+        The folder of the launcher and its ranks.
     credentials
-        What newcomers must show.
+        The credentials that newcomers must prove.
     """
 
     def __init__(self, fd: int | None, folder: Path, credentials: Credentials) -> None:
@@ -74,12 +74,12 @@ class JoinAddress:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], credentials: Credentials) -> JoinAddress | None:
-        """Return that of this process; None where no launcher lets ranks come later."""
+        """Return the join address of this process; None if its job cannot grow."""
         folder, fd = environ.get(Variable.ELASTIC), environ.get(Variable.RENDEZVOUS_FD)
         if not folder:
             return None
         if fd:
-            with contextlib.suppress(OSError):  # it is missed where the port is needed
+            with contextlib.suppress(OSError):  # a bad socket raises when the port is needed
                 os.set_inheritable(int(fd), False)  # what the program starts from now on must not keep the port
         return cls(int(fd) if fd else None, Path(folder), credentials)
 
@@ -90,44 +90,44 @@ class JoinAddress:
 
     @property
     def address(self) -> Address:
-        """Where it is."""
+        """Host and port."""
         with self.listen() as sock:
             host, port = sock.getsockname()[:2]
         return host, port
 
     def listen(self) -> socket.socket:
-        """Return the socket, as one of the caller's own."""
+        """Return a copy of the socket, owned by the caller."""
         assert self._fd is not None
         return close_after_fork(socket.socket(fileno=os.dup(self._fd)))
 
     def roll(self) -> Roster:
-        """Return what the launcher says now; where that has ended, that nobody comes any more."""
+        """Return what the launcher says now. If it has ended, no more ranks come."""
         try:
             return msgspec.json.decode((self._folder / "roll.json").read_bytes(), type=Roster)
         except OSError:
             return Roster(0, 1, 0)
 
     def enter(self, rank: str) -> None:
-        """Tell the launcher that the rank that it calls so has come into the job; it takes that back when the rank has ended."""
+        """Tell the launcher that a rank has joined; the launcher takes that back when the rank has ended."""
         (self._folder / f"member-{rank}").touch()
 
 
 class Joiners(Server):
-    """Takes newcomers in, in the background loop.
+    """The server for newcomers.
 
     Parameters
     ----------
     loop
-        Where it runs.
-    door
-        Where they come.
+        The background loop.
+    address
+        The address at which they join.
     liveness
-        How it is noticed that one is silent.
+        How a silent newcomer is noticed.
     """
 
-    def __init__(self, loop: Loop, door: JoinAddress, liveness: Liveness) -> None:
+    def __init__(self, loop: Loop, address: JoinAddress, liveness: Liveness) -> None:
         super().__init__(loop, liveness)
-        self._door = door
+        self._address = address
         self._knocked: Callable[[], None] | None = None
         self._admit: Callable[[Join], int | FromStore]
         self._heard: Callable[[int, FromRank], None]
@@ -135,42 +135,42 @@ class Joiners(Server):
 
     @property
     def is_here(self) -> bool:
-        """Whether newcomers can come here; on hosts that have no socket for them, they cannot."""
-        return self._door.is_here
+        """Whether newcomers can join here. A host without the socket cannot take them."""
+        return self._address.is_here
 
     def roll(self) -> Roster:
         """Return what the launcher says now."""
-        return self._door.roll()
+        return self._address.roll()
 
     def watch(self, knocked: Callable[[], None]) -> None:
-        """Call ``knocked`` when a newcomer has come, until the door is opened or closed; whoever comes is sent away, and comes again."""
+        """Call ``knocked`` when a newcomer has come, until `open` or `close`. The newcomer is sent away, and comes again."""
         self._knocked = knocked
         self._listen_here()
 
     def open(
         self, admit: Callable[[Join], int | FromStore], hear: Callable[[int, FromRank], None], lose: Callable[[int, str], None]
     ) -> None:
-        """Let newcomers in; once more is fine.
+        """Let newcomers in; more than once is fine.
 
         Parameters
         ----------
         admit
-            Gives a newcomer its number, or the reason against it.
+            Returns the number of a newcomer, or the reason against it.
         hear
-            Takes in what it says.
+            Takes in its messages.
         lose
-            Called when it has ended.
+            Called when its connection has ended.
         """
         self._knocked = None
         self._admit, self._heard, self._lost = admit, hear, lose
         self._listen_here()
 
     def send(self, number: int, message: FromStore) -> None:
-        """Give a message to a newcomer, unless it has ended."""
+        """Send a message to a newcomer, unless its connection has ended."""
         self._send(number, message)
 
     def close(self, keep: Callable[[int], bool] = lambda _: False) -> None:
-        """Let nobody in any more, and send away all but those with certain numbers: they come again."""
+        """Let no more newcomers in, and send away all but those with certain numbers: they come again."""
         self._knocked = None
         self._stop_listening()
         for seat in [*self._open]:
@@ -179,8 +179,8 @@ class Joiners(Server):
                 self._forget(seat)
 
     def _listen_here(self) -> None:
-        if self._listener is None and self._door.is_here:
-            self._listen(self._door.listen(), self._door.credentials)
+        if self._listener is None and self._address.is_here:
+            self._listen(self._address.listen(), self._address.credentials)
 
     def _accept(self, sock: ProvenSocket, hello: bytes) -> None:
         if self._knocked is not None and hello.startswith(NEWCOMER_HELLO):
@@ -189,11 +189,11 @@ class Joiners(Server):
         else:
             super()._accept(sock, hello)
 
-    # What the seats hear
+    # Messages of newcomers
 
     def _join(self, seat: Seat, message: Join) -> None:
-        if not seat.hello.startswith(NEWCOMER_HELLO):  # its host has been started again, and it came as if the job began
-            seat.send(Verdict(RUNS_ALREADY, "the job runs already: this rank can come in as a new one"))
+        if not seat.hello.startswith(NEWCOMER_HELLO):  # its host was started again, and it came as if the job began
+            seat.send(Verdict(RUNS_ALREADY, "the job runs already: this rank can join it as a new one"))
             return
         answer = self._admit(message)
         if isinstance(answer, int):

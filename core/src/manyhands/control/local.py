@@ -1,4 +1,4 @@
-"""The control connection of ranks that are threads of one process: the store is an object that they share."""
+"""The control connection of ranks that are threads of one process. They share the store as an object."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from manyhands.runtime.computer import COMPUTER
 __all__ = ["LocalControl", "LocalHub"]
 
 _STORE = -1
-"""What stands for the store where a rank could stand."""
+"""Stands for the store in place of a rank."""
 
 
 class LocalHub:
-    """The store of a job whose ranks are threads of this process; ``recorder(rank)`` makes what records the calls of each."""
+    """The store of a job whose ranks are threads of this process; ``recorder(rank)`` makes the flight recorder of a rank."""
 
     def __init__(
         self, world_size: int, runtime: Runtime = COMPUTER, recorder: Callable[[int], FlightRecorder] | None = None
@@ -51,7 +51,7 @@ class LocalHub:
         return control
 
     def handle(self, rank: int, message: FromRank) -> None:
-        """Take in what a rank says."""
+        """Take in a message of a rank."""
         with self._lock:
             self._membership.handle(rank, message)
 
@@ -64,19 +64,19 @@ class LocalHub:
                 self._membership.will_not_come(rank, reason)
 
     def has_come(self, rank: int) -> bool:
-        """Tell whether a rank has come."""
+        """Return whether a rank has come."""
         return rank in self._controls
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has closed its group."""
+        """Return whether a rank has closed its group."""
         return self._membership.has_left(rank)
 
     def is_complete(self) -> bool:
-        """Tell whether all ranks have come."""
+        """Return whether all ranks have come."""
         return self._membership.complete
 
     def late(self, timeout_s: float) -> None:
-        """End the job where ranks have not come within a time."""
+        """End the job if ranks have not come in time."""
         with self._lock:
             self._membership.late(timeout_s)
 
@@ -108,7 +108,7 @@ class LocalControl(Control):
         self.runtime.carry(self.rank, _STORE, lambda: self._hub.handle(self.rank, message))
 
     def welcome(self, deadline: Deadline) -> Welcome:
-        """Wait until all ranks have come; whose time is up first says for all of them who has not."""
+        """Wait until all ranks have come. The first rank whose deadline passes ends the wait of all, and names those that are missing."""
         try:
             return super().welcome(deadline)
         except DeadlineError:

@@ -1,4 +1,4 @@
-"""Where and how the ranks of a job meet."""
+"""How the ranks of a job meet."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ class Meeting:
     Parameters
     ----------
     rank, world_size
-        Who this rank is.
+        This rank, and the number of ranks.
     backend, choices
-        What all ranks must have configured alike: the backend's name, and words for the rest.
+        The settings that must be alike on all ranks: the backend's name, and words for the rest.
     address
-        Where rank 0 listens.
+        The address at which rank 0 listens.
     credentials
-        What shows that a process belongs to the job.
+        The proof that a process belongs to the job.
     inherited
         The file descriptor of a socket that listens there already, handed over to rank 0.
     liveness
-        How it is noticed that a rank is silent.
+        How a silent rank is noticed.
     local_rank
-        Which of the ranks of its host this one is, where that is known from before.
+        The number of this rank among those of its host, if it is known from before.
     before
-        The control connection of the job that the ranks are left over from, and which of it they were.
+        The control connection of the former job, and the ranks that its survivors had there.
     keep
-        Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
+        Takes the function that closes a store at which the ranks did not meet; until it is called, the store tells latecomers why. Without ``keep`` that
+        takes a moment.
     door
-        Where ranks come later; None where none does.
+        The address for ranks that come later; None if none can.
     gone
-        Returns the ranks of this host that have ended before they came, each with how; None if nobody knows.
+        Returns the ranks of this host that have ended before they came, each with how; None if that is not known.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class Meeting:
         self.gone = gone
 
     def is_vain(self) -> bool:
-        """Tell whether nobody needs to look for the others any more: one of them has ended before they met.
+        """Return whether the ranks cannot meet any more, since one of them has ended before.
 
-        That may have been the one with the store, before it told the first of them to wait for the others.
+        It may have been the one with the store, before the first of them learned that it is to wait for the others.
         """
         if self.gone is not None and 0 in self.gone():
             return True
@@ -106,7 +107,7 @@ class Meeting:
 
 
 def _listening(inherited: int) -> socket.socket | None:
-    """Return a socket that takes connections at an inherited descriptor; None if that is no such socket."""
+    """Return the listening socket at an inherited descriptor; None if there is none."""
     try:
         copy = os.dup(inherited)
     except OSError:

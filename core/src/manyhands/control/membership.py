@@ -1,24 +1,22 @@
-"""Who is in the job, and what ended it: the store's decisions, without input or output of its own.
+"""The members of a job, and what ended it: the store's decisions, without input or output.
 
-One `Membership` serves a job, in the store's process (or in the one process of a job whose ranks are threads). It hears
-what the ranks report and decides on one *first cause*, which every rank learns alike:
+One `Membership` serves a job, in the process of its store. If all ranks are threads, it serves them there. It takes in what the ranks report, and
+decides on one *first cause*, which all ranks learn alike. `store_states` has its states and events in a table. The rules behind them:
 
-1. A rank whose control connection ends without a goodbye was lost.
-2. A rank that broke a data connection is only suspected: mostly its control connection ends a moment later, and says more.
-3. A mismatch or a missed deadline opens an *inquest*: every rank says what it did at that place, so that the verdict can
-   say who did what. A rank that does not answer within `timing.INQUEST_S` is named as silent.
-   Where the store itself does not answer, since rank 0 is stopped or cut off, each rank says that, and tells the store so, in
-   case that it hears of it later: ranks that gave up for that reason are not lost.
-4. Ranks that wait for long say in which call. Two that wait in one place with different calls are a mismatch, although
-   neither may ever meet a message of the other.
-5. Who waits for what a rank that has left did not do, or in a circle, waits for ever: see `waits`.
+1. A rank whose control connection ends without a goodbye is lost.
+2. A rank that broke a data connection is only suspected. Its control connection usually ends a moment later, and tells more.
+3. A mismatch or a missed deadline opens an *inquest*: every rank says what it did at that place, see `inquest`. A rank that does not answer within
+   `timing.INQUEST_S` is named as silent.
+4. If the store does not answer, since rank 0 is stopped or cut off, each rank gives up by itself, and reports that. So a store that wakes up does
+   not take these ranks for lost.
+5. Ranks report long waits. Two that wait in one place with different calls are a mismatch, although neither may ever get a message of the other.
+6. A rank waits for ever if it waits for what a rank that has left did not do, or in a circle: see `waits`.
 
-A job that has failed decides one thing more: who is left, once all of those have asked to go on: see `survivors`.
+After a failure it answers the survivors, once all of them have asked: see `survivors`.
 
-The store tells its successor, another rank, the first cause before it tells anybody else. So all ranks learn alike of it, also where the
-store ends in the midst of telling them: see `reserve`.
+The store tells its standby the first cause before all others. So all ranks learn the same one, even if the store ends as it tells them: see `reserve`.
 
-It also carries the exchanges in which ranks trade cards, each among the members that it names, and gives out the numbers of groups.
+It also carries the exchanges in which the members of a group trade cards, and gives out the numbers of groups.
 """
 
 from __future__ import annotations
@@ -60,14 +58,14 @@ from manyhands.control.protocol import (
     Welcome,
     ranks_in,
 )
+from manyhands.control.store_states import Action, Event, State, step
 from manyhands.control.survivors import ShrinkRequests, Survivors
-from manyhands.control.transitions import Action, Event, State, step
 from manyhands.control.waits import circle, still_owed, unread
 
 __all__ = ["Membership"]
 
 _NOWHERE = -2
-"""The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
+"""The number of no call: a rank that is asked about it says what it did last. An exchange has -1."""
 _INQUEST = 1
 """The number of the inquest: each ends the job, so there is one at most."""
 
@@ -85,17 +83,17 @@ class Membership:
     Parameters
     ----------
     world_size
-        How many ranks must come.
+        The number of ranks.
     key
-        What proves membership on data connections.
+        The secret that proves membership on data connections.
     send
-        Gives a message to a rank.
+        Sends a message to a rank.
     call_later
         Calls a function after a number of seconds.
     store
-        The rank in whose process this is; None where it ends with all ranks.
-    lobby
-        Where newcomers wait; None where nobody comes later.
+        The rank in whose process this is; None if that process has all ranks.
+    joiners
+        The server for newcomers; None if none can come.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class Membership:
         send: Callable[[int, FromStore], None],
         call_later: Callable[[float, Callable[[], None]], None],
         store: int | None = None,
-        lobby: Joiners | None = None,
+        joiners: Joiners | None = None,
     ) -> None:
         self.world_size = world_size
         self.members: dict[int, Join] = {}
@@ -127,10 +125,10 @@ class Membership:
         self._stalls: dict[int, Stalled] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
         self._inquest: Inquest | None = None
-        self._wishes = ShrinkRequests(
-            send, self._tell_all, self._left_over, call_later, lobby, world_size, self._objection_to_newcomer
+        self._recovery = ShrinkRequests(
+            send, self._tell_all, self._status, call_later, joiners, world_size, self._objection_to_newcomer
         )
-        self._successor: Successor | None = None
+        self._standby: Successor | None = None
         self._appointed: int | None = None
         self._former: int | None = None
         self._acts: dict[Action, Callable[..., None]] = {
@@ -157,9 +155,9 @@ class Membership:
             Action.CONFIDE: self._confide,
             Action.PRESENT: self._present,
             Action.SUSPECT: self._suspect,
-            Action.SHRINK: self._wishes.shrink,
-            Action.AGREE: self._wishes.agree,
-            Action.GIVE_UP: self._wishes.give_up,
+            Action.SHRINK: self._recovery.shrink,
+            Action.AGREE: self._recovery.agree,
+            Action.GIVE_UP: self._recovery.give_up,
             Action.NOTE_REFORMED: self._note_reformed,
         }
 
@@ -174,7 +172,7 @@ class Membership:
         return self.complete and len(self._gone.keys() | self._left.keys()) == self.world_size
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has said goodbye."""
+        """Return whether a rank has said goodbye."""
         return rank in self._left
 
     def missing(self) -> list[int]:
@@ -182,10 +180,10 @@ class Membership:
         return [rank for rank in range(self.world_size) if rank not in self.members]
 
     def join(self, message: Join) -> Verdict | None:
-        """Take a rank in; a verdict in return means that it cannot be: the job has failed, or the others wait on without it."""
+        """Take a rank in, or return why not: the job has failed, or this rank does not belong to it."""
         if self.verdict is not None:
             return self.verdict
-        if not 0 <= message.rank < self.world_size:  # all whom the job waits for can still come
+        if not 0 <= message.rank < self.world_size:  # the job still waits for all of its ranks
             misfit = wording.outside(message, self.world_size)
             self._misfits.add(misfit)
             return Verdict("rendezvous", f"{misfit}: start all ranks alike, or give this job an address of its own")
@@ -203,16 +201,16 @@ class Membership:
             return wording.other_size(message, self.world_size)
         if message.rank in self.members:
             return wording.twice(message, self.members[message.rank])
-        for other in list(self.members.values())[:1]:  # with whom all that have come agree
+        for other in list(self.members.values())[:1]:  # all that have come agree with the first
             return wording.difference(other, message, f"rank {message.rank}")
         return ""
 
     def _objection_to_newcomer(self, message: Join) -> str:
         left = self._survivors()
-        return wording.difference(self.members[left[0]], message, "a rank that comes later") if left else ""
+        return wording.difference(self.members[left[0]], message, "a new rank") if left else ""
 
     def handle(self, rank: int, message: FromRank) -> None:
-        """Take in what a rank that has come says."""
+        """Take in a message of a rank that has come."""
         stranger = next((other for other in ranks_in(message) if not 0 <= other < self.world_size), None)
         if stranger is not None:
             self.fail(Verdict("protocol", wording.stranger(rank, stranger, self.world_size), rank))
@@ -245,7 +243,7 @@ class Membership:
         for name, meeting in list(self._meetings.items()):
             self._check_meeting(name, meeting)
         self._check_farewell()
-        self._wishes.check()
+        self._recovery.check()
 
     def _check_farewell(self, *_: object) -> None:
         if self.finished:
@@ -261,42 +259,42 @@ class Membership:
     # A rank is lost
 
     def lost(self, rank: int, reason: str, vanished: bool = False) -> None:
-        """Take note that a rank's control connection has ended; if the rank has ``vanished``, it may live, and be cut off.
+        """Take note that a rank's control connection has ended. A rank that has ``vanished`` may live, and be cut off.
 
-        Of two parts of a job that cannot see each other, the larger one may go on; if they are equal, that with the store.
+        If the network splits, the larger part may continue; of equal parts, the one with the store.
         """
         self._gone[rank] = None
         if vanished:
             self._vanished.add(rank)
         self._on(Event.GONE if rank in self._left else Event.LOST, rank, reason)
-        if rank == self._appointed:  # also where the job has failed: what those that are left ask may take a while
+        if rank == self._appointed:  # also after a failure: the survivors may take a while to continue
             self._appoint()
-        self._wishes.check()
+        self._recovery.check()
 
     def _blame(self, rank: int, reason: str) -> None:
         text = wording.lost(self.members[rank], reason, is_meeting=not self.complete)
         self.fail(Verdict("lost", text, rank))
-        # Others may know of an earlier failure, and have been told to go on with this rank.
+        # Others may know of an earlier failure, and expect to continue with this rank.
         self._tell_all(Gone(rank, reason))
 
     def _report_gone(self, rank: int, reason: str) -> None:
         self._tell_all(Gone(rank, reason))
-        self._wishes.tell_newcomers(Gone(rank, reason))
-        if not self._has_successor():
+        self._recovery.tell_newcomers(Gone(rank, reason))
+        if not self._has_standby():
             self._on(Event.STANDBY_HEARD)
 
     def make_room(self, why: str = "new ranks have come, and there is room for them") -> None:
-        """End the job, unless it is ending, so that those that are there go on together with new ranks."""
+        """End the job, unless it is ending, so that its ranks continue together with new ones."""
         if not self._left:
             self.fail(Verdict("aborted", f"{why}: shrink() makes a group with them"))
 
     def will_not_come(self, rank: int, reason: str) -> None:
-        """Take note that a rank has ended, unless it has come: then its connection will say so."""
+        """Take note that a rank has ended. If it has come, the end of its connection tells that instead."""
         if rank not in self.members:
             self.fail(Verdict("lost", wording.lost_early(rank, reason), rank))
 
     def late(self, timeout_s: float, hint: str = "") -> None:
-        """End the job where ranks have not come within a time."""
+        """End the job if ranks have not come in time."""
         missing = self.missing()
         if missing:
             text = wording.late(missing, self.world_size, timeout_s, self._misfits, hint)
@@ -310,18 +308,18 @@ class Membership:
         gone: dict[int, tuple[str, bool]],
         verdict: Verdict | None,
     ) -> None:
-        """Go on where another store has ended.
+        """Take over from a store that is lost.
 
         Parameters
         ----------
         former
-            The rank that had it.
+            The rank that had the store.
         members, left
-            Who has come, and who has said goodbye.
+            The ranks that have come, and those that have said goodbye.
         gone
-            Whose connection has ended, why, and whether it has vanished.
+            The ranks whose connections have ended, each with the reason, and whether it has vanished.
         verdict
-            The first cause, where the other store has told it.
+            The first cause, if the former store has told it.
         """
         self._state = State.RUNNING
         self.members = members
@@ -334,7 +332,7 @@ class Membership:
         self._appoint()
 
     def _appoint(self) -> None:
-        """Have a rank prepare to go on where this ends: one that is on another host, where there is one."""
+        """Have a rank prepare to take over; one of another host, if there is one."""
         able = [rank for rank in self._survivors() if rank not in (self._store, self._former)]
         if self._store is not None and able:
             here = self.members[self._store].host
@@ -385,7 +383,7 @@ class Membership:
                     self._check_abandoned(other, wait)
             return
         del self._leaving[group]
-        # Members now forget how far they came there, some of them before others say how far they came in all.
+        # Members forget their progress in this group now, some of them before others report theirs in all groups.
         for channel in (2 * group, 2 * group + 1):
             self._disbanded.add(channel)
         for progress_of_left in self._left.values():
@@ -403,13 +401,13 @@ class Membership:
                 self._send(member, Disbanded(group))
 
     def _forget_disbanded(self, progress: Progress) -> None:
-        """Leave out groups whose messages have been compared already."""
+        """Leave out groups whose messages have been compared."""
         for counts in (progress.sends, progress.receives):
             for channel in [channel for channel in counts if channel in self._disbanded]:
                 del counts[channel]
 
     def _is_over(self, stalled: Stalled) -> bool:
-        """Tell whether a report is of a time before all had left a group, whose progress is no longer told."""
+        """Return whether a report is older than the end of a group, and has progress that no rank reports any more."""
         return any(wait.channel in self._disbanded for wait in stalled.waits)
 
     def _note_stall(self, rank: int, message: Stalled) -> None:
@@ -439,8 +437,8 @@ class Membership:
 
     def _check_abandoned(self, rank: int, wait: Wait) -> None:
         for peer, progress in {**self._leaving.get(wait.channel // 2, {}), **self._left}.items():
-            concerned = peer in wait.members if wait.is_collective else peer in wait.awaiting
-            if concerned and self._owes(wait, rank, peer, progress):
+            is_concerned = peer in wait.members if wait.is_collective else peer in wait.awaiting
+            if is_concerned and self._owes(wait, rank, peer, progress):
                 self.fail(Verdict("mismatch", wording.abandoned(rank, peer, wait), peer, wait.operation, wait.sequence))
                 return
 
@@ -451,7 +449,7 @@ class Membership:
             case "mismatch" | "deadline":
                 self._on(Event.CONFLICT, rank, message)
             case "lost":
-                # Its control connection is still there: what is known is that the two cannot talk.
+                # Both have their control connections: all that is known is that the two cannot talk.
                 lost = msgspec.structs.replace(message, text=wording.lost_to(rank, message.peer, message.text))
                 self._call_later(timing.SUSPICION_S, lambda: self.fail(_as_verdict(lost)))
             case _:
@@ -459,10 +457,10 @@ class Membership:
 
     def _ask(self, reporter: int, report: Report) -> None:
         asked = set(report.members or self.members)
-        if self._former is not None:  # members that are all there may have waited for a word of it
+        if self._former is not None:  # the members may have waited for its call
             asked.add(self._former)
         self._inquest = Inquest(reporter, report, asked)
-        # Armed first: in one process the answers come while the questions are being asked.
+        # The timer comes first: among threads the answers come while the questions are being asked.
         self._call_later(timing.INQUEST_S, lambda: self._on(Event.INQUEST_OVER))
         question = Question(_INQUEST, report.channel or 0, _NOWHERE if report.sequence is None else report.sequence)
         for rank in sorted(asked):
@@ -490,55 +488,55 @@ class Membership:
     # The first cause
 
     def fail(self, verdict: Verdict) -> None:
-        """End the job, unless it has ended."""
+        """End the job by a first cause, unless it has one."""
         self._on(Event.CAUSE, verdict)
 
     def _tell_standby(self, verdict: Verdict) -> None:
         self.verdict = verdict
-        if self._successor is not None and self._has_successor():
-            self._send(self._successor.rank, Decided(verdict))
+        if self._standby is not None and self._has_standby():
+            self._send(self._standby.rank, Decided(verdict))
             self._call_later(timing.AGREEMENT_S, lambda: self._on(Event.STANDBY_HEARD))
         else:
             self._on(Event.STANDBY_HEARD)
 
     def _heed_standby(self, rank: int, message: Agreed) -> None:
-        if self._successor is not None and rank == self._successor.rank:
+        if self._standby is not None and rank == self._standby.rank:
             self.verdict = message.verdict
             self._on(Event.STANDBY_HEARD)
 
     def _announce(self) -> None:
         assert self.verdict is not None
         self._tell_all(self.verdict)
-        self._wishes.check()
+        self._recovery.check()
 
     # The standby
 
     def _note_standby(self, rank: int, message: Standby) -> None:
-        self._successor = Successor(rank, message.host, message.port)
+        self._standby = Successor(rank, message.host, message.port)
 
     def _confide(self, rank: int, _: Standby) -> None:
         assert self.verdict is not None
         self._send(rank, Decided(self.verdict))
 
     def _present(self, *_: object) -> None:
-        assert self._successor is not None
-        self._tell_all(self._successor)
+        assert self._standby is not None
+        self._tell_all(self._standby)
 
-    def _has_successor(self) -> bool:
-        return self._successor is not None and self._successor.rank not in self._gone
+    def _has_standby(self) -> bool:
+        return self._standby is not None and self._standby.rank not in self._gone
 
-    # Those that are left
+    # The survivors continue
 
     def _suspect(self, rank: int, _: Shrink) -> None:
         self._call_later(timing.SUSPICION_S, lambda: self.fail(Verdict("failed", wording.unreported(rank), rank)))
 
     def _note_reformed(self, _: int, message: JobReformed) -> None:
-        self._wishes.went_on(message.ranks)
+        self._recovery.went_on(message.ranks)
 
     def _survivors(self) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in self._gone and rank not in self._left]
 
-    def _left_over(self) -> Survivors:
+    def _status(self) -> Survivors:
         lost = next(reversed(self._gone), None)
         return Survivors(
             self._survivors(), State.FAILED in self._state, self._vanished, self._former is not None, len(self._left), lost

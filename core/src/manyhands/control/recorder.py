@@ -1,4 +1,4 @@
-"""The flight recorder: the last calls of this rank, kept in memory to say who was where when something failed."""
+"""The flight recorder: the last calls of this rank, kept in memory to say after a failure what each rank did."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from manyhands.runtime.idle import blocked, released
 __all__ = ["KEPT", "Books", "Counted", "FlightRecorder", "Record", "Short"]
 
 KEPT = 32
-"""How many short calls are kept of each group, and of each direction of messages."""
+"""The number of short calls that are kept of each group, and of each direction of messages."""
 _LONG = 4
-"""How many times as many calls are kept over all groups that were not short."""
+"""Over all groups, this many times as many calls are kept that were not short."""
 
 Short = tuple[int, int, object, float, float]
 """A short call: channel, sequence number, what it is, when it began, and when it ended; 0.0 while it runs."""
 
 
 class Books(Protocol):
-    """Whoever numbers calls: ``next`` is the number of the next one."""
+    """A counter of calls: ``next`` is the number of the next one."""
 
     next: int
 
     def short(self) -> Iterable[Short]:
-        """Return the last short calls, the oldest first, also the one that runs."""
+        """Return the last short calls, the oldest first, and also the one that runs."""
         ...
 
 
 class Counted:
-    """How far a rank has come, where it is counted.
+    """The counters of a rank's calls.
 
     Attributes
     ----------
     calls
-        For each channel of a group who numbers its collectives.
+        For each channel of a group, the counter of its collectives.
     sends, receives
-        For each channel and rank who numbers the messages to or from it.
+        For each channel and rank, the counter of the messages to or from it.
     members
-        For each channel of a group its ranks, as the world counts.
+        For each channel of a group, its ranks, as numbers of the world.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Counted:
         self.members: dict[int, tuple[int, ...]] = {}
 
     def books(self, channel: int | None = None) -> list[Books]:
-        """Return all, or those of a channel."""
+        """Return all counters, or those of a channel."""
         found = [books for where, books in list(self.calls.items()) if channel in (None, where)]
         for counts in (self.sends, self.receives):
             found += [
@@ -67,7 +67,7 @@ class Counted:
             counts.pop(channel, None)
 
     def progress(self) -> Progress:
-        """Return how far that is now: in a job of threads the store reads it while calls of this rank go on counting."""
+        """Return how far the rank has come. In a job of threads the store may ask while this rank makes calls."""
         sends, receives = (
             {channel: {rank: books.next for rank, books in list(each.items())} for channel, each in list(counts.items())}
             for counts in (self.sends, self.receives)
@@ -83,19 +83,19 @@ class Record:
     channel, sequence
         The channel of its group, and its number there.
     call
-        A signature, or an object whose text says what it is.
+        A signature, or an object whose text describes it.
     started, finished
         When it began and ended, on the recorder's clock; ``finished`` is 0.0 while it runs.
     thread
-        The thread that made it; 0 where that is not known.
+        The thread that made it; 0 if that is not known.
     wait
-        What it has waited for, once it has done so for a while.
+        What it waits for, once it has waited for a while.
     where
-        The line of the program that made the call, where that is known.
+        The line of the program that made the call, if that is known.
     nbytes
         The size of its array.
     members
-        The ranks that meet in it, where they do.
+        The ranks of an exchange.
     """
 
     __slots__ = ("call", "channel", "finished", "members", "nbytes", "sequence", "started", "thread", "wait", "where")
@@ -126,7 +126,7 @@ class Record:
 
     @property
     def is_of_program(self) -> bool:
-        """Whether the program made the call, or a call that it is part of. False where ranks meet."""
+        """Whether the program made the call, or a call that it is part of. False for an exchange."""
         return isinstance(self.call, CallSignature) or not str(self.call).startswith("the exchange")
 
     @property
@@ -151,7 +151,7 @@ class Record:
 def _record(channel: int, sequence: int, call: CallSignature | object, started: float, finished: float) -> Record:
     record = Record(channel, sequence, call, started)
     record.finished = finished
-    record.thread = 0  # which one made it, nobody noted
+    record.thread = 0  # not known: short calls do not note it
     return record
 
 
@@ -161,16 +161,16 @@ class FlightRecorder:
     Parameters
     ----------
     length
-        How many.
+        The number of calls that are kept.
     now
         The clock.
 
     Attributes
     ----------
     counted
-        How far the rank has come. Calls that are short stand in the books there, and are records here only when they have to wait.
+        The counters of the rank's calls. They keep the short calls; a call becomes a record here when it has to wait.
     kept
-        How many of those are kept in each of the books.
+        The number of short calls that each counter keeps.
     """
 
     def __init__(self, length: int = _LONG * KEPT, now: Callable[[], float] = time.monotonic) -> None:
@@ -181,12 +181,12 @@ class FlightRecorder:
         self._running: set[Record] = set()
 
     def keep(self, count: int) -> None:
-        """Keep another number of calls, before the books of the first group are made.
+        """Keep another number of calls; before the first group is made.
 
         Parameters
         ----------
         count
-            How many short calls of each group and direction; of all others four times as many in all.
+            The number of short calls of each group and direction; of all others, four times as many in all.
         """
         self.kept = count
         self._records = deque(self._records, maxlen=_LONG * count)
@@ -216,12 +216,12 @@ class FlightRecorder:
         self._records.append((channel, sequence, call, started, self._now()))
 
     def forget(self, channel: int) -> None:
-        """Count a channel no more; its last calls are kept.
+        """Count a channel no more, but keep its last calls.
 
         Parameters
         ----------
         channel
-            That of a group that has ended.
+            The channel of a group that has ended.
         """
         for books in self.counted.books(channel):
             self._records.extend(books.short())
@@ -248,7 +248,7 @@ class FlightRecorder:
         record
             What `start` returned.
         wait
-            What it has waited for.
+            The wait.
         """
         record.wait = wait
         blocked(record.thread)
@@ -260,14 +260,14 @@ class FlightRecorder:
         return waits, len(waits) == len(running)
 
     def records(self) -> list[Record]:
-        """Return all calls that are kept, in the order in which they began."""
+        """Return the calls that are kept, in the order in which they began."""
         shorts = [short for books in self.counted.books() for short in books.short()]
         records = [each if isinstance(each, Record) else _record(*each) for each in [*shorts, *list(self._records)]]
-        records.sort(key=lambda record: record.started)  # a short call that became a record began before it did
+        records.sort(key=lambda record: record.started)  # a short call began before it became a record
         return records
 
     def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
-        """Return whether this rank entered a call, and in words that call or what the rank did last.
+        """Return whether this rank entered a call; and, in words, that call, or what the rank did last.
 
         Parameters
         ----------

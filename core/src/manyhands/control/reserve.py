@@ -1,21 +1,20 @@
-"""The store's successor: where the ranks find each other again when the rank that has the store, at first rank 0, dies or falls silent.
+"""The standby store: where the survivors find each other when the rank with the store, at first rank 0, dies or falls silent.
 
-The store appoints one other rank, on another host where there is one. That one listens, and all ranks connect to it in the background. While the
-store lives the successor only takes note of who is there. It goes on in the store's place, and appoints a successor of its own,
+The store appoints one other rank as its standby, on another host if there is one. The standby listens, and all ranks connect to it in the background.
+While the store lives the standby only takes note of which ranks are there. It takes over, and appoints a standby of its own,
 
-- as soon as the connection of the store's rank to it ends, or, where that had not been made yet, its own to the store,
-- when a rank that waits for the store reports to the successor instead, since the store does not answer it,
-- or a moment after a rank has told it that its connection to the store has ended, unless the store decides something meanwhile: then it lives, and that
-  rank alone was cut off from it.
+- as soon as its connections with the store's rank end;
+- when a rank reports a failure to it, since the store does not answer;
+- a moment after a rank has lost its connection to the store, unless the store decides something meanwhile. If it does, the store lives, and that rank
+  alone is cut off.
 
-What it needs to know is little. The calls under way have failed in any case, and the first cause the store has told its successor before it told anybody else:
-whichever of the two finds one first, the other takes that for its own. So a store that was stopped, and wakes up when others have gone on
-without it, changes nothing.
+It needs to know little. The calls under way have failed in any case, and the store tells its standby the first cause before all others. Whichever of the two finds a
+first cause, the other one takes it over. So a store that was stopped, and wakes up after a failover, changes nothing.
 
-Where the network has split, both may live, each with some of the ranks. Then only the larger part goes on (`Membership.lost`).
+If the network splits, both may live, each with some of the ranks. Then the larger part alone continues (`Membership.lost`).
 
-Where the successor ends as well before there is another one, the ranks that are left gather: one of them, the first of those that it does not know to
-have ended, is found at its place, which all know from the beginning, and goes on as the successor would have (`StandbyStore.gather`).
+If the standby dies as well before there is another one, the survivors gather: the first of them, as far as each knows, listens at an address that all have known
+since the beginning, and takes over as the standby would have (`StandbyStore.gather`).
 """
 
 from __future__ import annotations
@@ -55,25 +54,25 @@ from manyhands.net.proven import ProvenSocket
 __all__ = ["NOBODY", "StandbyStore"]
 
 NOBODY = -1
-"""The rank that has the store, where nobody has it any more."""
+"""Stands for the rank with the store if there is no store any more."""
 
 _Actions = dict[Any, "Callable[[StandbyStore, int, Any], None]"]
 _TOO_EARLY = "its process ended before all ranks had left"
 
 
 class _State(Enum):
-    """What the successor does."""
+    """The life of a standby store."""
 
     WATCHING = auto()
-    """The store lives, as far as is known here."""
+    """The store lives, as far as this rank knows."""
     EXPECTING = auto()
-    """The store has ended. Ranks that are on their way here are waited for, for a moment."""
+    """The store is lost. Ranks on their way here have a moment to come."""
     GATHERING = auto()
-    """Nobody has the store. All that are left are waited for."""
+    """The store and its standby are lost. All survivors are expected here."""
     SERVING = auto()
-    """This is the store."""
+    """This is the store now."""
     DISMISSED = auto()
-    """All ranks have left: there is nothing to go on with."""
+    """All ranks have left. Nothing is to be done any more."""
     CLOSED = auto()
 
 
@@ -81,28 +80,28 @@ _WAITING: Final = frozenset({_State.EXPECTING, _State.GATHERING})
 
 
 class StandbyStore(Server):
-    """What the successor knows, in the background loop.
+    """The server that takes over when the store is lost.
 
     Parameters
     ----------
     loop
-        Where it runs.
+        The background loop.
     sock
         The listening socket; owned by this from now on.
     credentials
-        What the ranks of this job must show.
+        The credentials that the ranks of this job must prove.
     rank, world_size
-        The successor, and how many ranks there are.
+        This rank, and the number of ranks.
     store
-        The rank that has the store, or `NOBODY`.
+        The rank with the store, or `NOBODY`.
     liveness
         How a silent rank is noticed.
     gone
-        The ranks that had ended before this.
+        The ranks that had ended before.
     has_ended
-        Tells whether a rank's process has ended; None where that cannot be known here.
-    door
-        Where ranks come later; None where none does.
+        Returns whether a rank's process has ended; None if that is not known here.
+    join_address
+        The address for ranks that come later; None if none can.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class StandbyStore(Server):
         liveness: Liveness,
         gone: Collection[int] = (),
         has_ended: Callable[[int], bool | None] = lambda _: None,
-        door: JoinAddress | None = None,
+        join_address: JoinAddress | None = None,
     ) -> None:
         super().__init__(loop, liveness)
         self._has_ended = has_ended
@@ -125,7 +124,7 @@ class StandbyStore(Server):
         self._store = store
         self._lost: frozenset[int] = frozenset()
         self._ended = frozenset(gone)
-        self._lobby = None if door is None else Joiners(loop, door, liveness)
+        self._joiners = None if join_address is None else Joiners(loop, join_address, liveness)
         self._members: dict[int, Join] = {}
         self._left: dict[int, Progress] = {}
         self._gone: dict[int, tuple[str, bool]] = {}
@@ -147,7 +146,7 @@ class StandbyStore(Server):
             super()._accept(sock, hello)
 
     def agree(self, verdict: Verdict) -> Verdict:
-        """Take note of the store's first cause; return the one that holds."""
+        """Take note of the store's first cause, and return the one that counts."""
         if self._membership is not None:
             self._membership.fail(verdict)
             return self._membership.verdict or verdict
@@ -155,40 +154,40 @@ class StandbyStore(Server):
         return self._verdict
 
     def drain(self, timeout_s: float) -> None:
-        """Where this goes on in the store's place, wait until no rank but this process's own is connected."""
+        """If this has taken over, wait until no other rank is connected."""
         if self._membership is not None:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_alone(self._rank), timeout_s)
 
     def all_have_left(self) -> None:
-        """Tell the others what the store has told this rank: it may end as it tells them, one after the other."""
+        """Tell the others that all ranks have left: the store may end as it tells them, one after the other."""
         if self._state in {_State.WATCHING, *_WAITING}:
             self._state = _State.DISMISSED
             for rank in sorted(self._seats):
                 self._send(rank, Farewell())
 
     def went_on(self, ranks: Iterable[int]) -> None:
-        """Take note of ranks that are in the next job, and tell the others: this rank may be one of them, and end here."""
+        """Take note of ranks that are in the next job, and tell the others; this rank may be one of them, and close this."""
         if self._membership is None:
             is_first, self._gone_on = not self._gone_on, self._gone_on | {*ranks}
-            for rank in sorted(self._seats) if is_first else ():  # one is enough for all to know
+            for rank in sorted(self._seats) if is_first else ():  # one message is enough
                 self._send(rank, JobReformed(sorted(self._gone_on)))
 
     def _close(self) -> None:
         self._state = _State.CLOSED
         super()._close()
-        if self._lobby is not None:
-            self._lobby.close()
+        if self._joiners is not None:
+            self._joiners.close()
 
     def gather(self, lost: Collection[int], found: Verdict | None) -> None:
-        """Go on in the store's place once those that are left have come, who look for each other; from any thread.
+        """Take over once the survivors have come, which look for each other; from any thread.
 
         Parameters
         ----------
         lost
             The ranks that have ended, or are cut off from this one.
         found
-            The first cause where none of those that come has been told another one.
+            The first cause, unless a rank that comes knows another one.
         """
 
         def begin() -> None:
@@ -199,7 +198,7 @@ class StandbyStore(Server):
         self._loop.call(begin)
 
     def _take_over(self, then: Callable[[Membership], None] = lambda _: None) -> None:
-        """Go on in the store's place, and do something ``then``; ranks that are on their way here are waited for, for a moment."""
+        """Take over, and call ``then``; ranks on their way here have a moment to come."""
         if self._membership is not None:
             then(self._membership)
         else:
@@ -207,7 +206,7 @@ class StandbyStore(Server):
             self._await(_State.EXPECTING)
 
     def _await(self, state: _State) -> None:
-        """Begin once all have come that will, or time is up."""
+        """Take over once all expected ranks have come, or time is up."""
         before = self._state
         if before is _State.WATCHING or (before is _State.EXPECTING and state is _State.GATHERING):
             self._state = state
@@ -235,34 +234,34 @@ class StandbyStore(Server):
         return rank in self._lost if has_ended is None else has_ended
 
     def _begin(self) -> None:
-        if self._verdict is None:  # what one of those that come was told before
+        if self._verdict is None:  # one of those that have come may know it
             told = (join.verdict for join in self._members.values() if join.verdict is not None)
             known = (verdict for verdict in told if all(0 <= rank < self._world_size for rank in ranks_in(verdict)))
             self._verdict = next(known, self._found)
         self._stop_listening()
         self._state = _State.SERVING
         membership = self._membership = Membership(
-            self._world_size, b"", self._send, self._loop.call_later, self._rank, self._lobby
+            self._world_size, b"", self._send, self._loop.call_later, self._rank, self._joiners
         )
         for rank in range(self._world_size):
             if rank not in self._members:
                 self._members[rank] = Join(rank, self._world_size, "", "", "", "", "", 0)
                 may_live = rank not in self._ended and not self._has_ended(rank)
-                self._gone[rank] = "it was not connected to the store's successor", may_live
-        # The store first: what it did not live to tell is its own loss.
+                self._gone[rank] = "it was not connected to the store's standby", may_live
+        # The store first: if it told no first cause, its own loss is that.
         gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
         membership.take_over(self._store, self._members, self._left, gone, self._verdict)
         if self._gone_on:
             membership.handle(self._rank, JobReformed(sorted(self._gone_on)))
         for rank, message in self._waiting:
-            if isinstance(message, GiveUp):  # what the others wait for may stand right behind what they have said until now
+            if isinstance(message, GiveUp):  # the messages that it misses may be the next ones to be read
                 self._loop.call_later(timing.COMING_S, partial(membership.handle, rank, message))
             else:
                 membership.handle(rank, message)
         for then in self._then:
             then(membership)
 
-    # What the seats hear
+    # Messages of the ranks
 
     def _join(self, seat: Seat, message: Join) -> None:
         rank = message.rank
@@ -291,11 +290,11 @@ class StandbyStore(Server):
         self._membership.handle(rank, message)
 
     def _keep(self, rank: int, message: FromRank) -> None:
-        """Keep a message until this is the store."""
+        """Keep a message until this has taken over."""
         self._waiting.append((rank, message))
 
     def _keep_a_while(self, rank: int, message: FromRank) -> None:
-        """Keep what a rank says that waits for a store which lives; if that does not answer it, this one does."""
+        """Keep a message of a rank that has lost the store, and answer it if the store, which lives, does not."""
         self._keep(rank, message)
         self._loop.call_later(timing.STORE_SAYS_S, lambda: self._late(rank, message))
 
@@ -306,17 +305,17 @@ class StandbyStore(Server):
         self._left[rank] = message.progress
 
     def _take_over_with(self, rank: int, message: Report) -> None:
-        """Go on in the place of a store that does not answer a report."""
+        """Take over from a store that did not answer a report."""
         self._take_over(lambda membership: membership.handle(rank, message))
 
     def _note_orphan(self, rank: int, message: Orphaned) -> None:
         is_own = rank == self._rank
-        if is_own and self._store not in self._members:  # before it had come here, from where its end would have been seen
+        if is_own and self._store not in self._members:  # the store had not connected here, or this would have seen its end
             self._ended |= {self._store}
             self._take_over()
         elif is_own and self._store in self._gone.keys() - self._left.keys():
             self._take_over()
-        elif self._store in self._gone:  # it had left, and others need it
+        elif self._store in self._gone:  # its rank had left, and others still need it
             self._replace(_TOO_EARLY)
         else:
             self._keep_a_while(rank, message)
@@ -325,25 +324,25 @@ class StandbyStore(Server):
         pass
 
     def _late(self, rank: int, message: FromRank) -> None:
-        """Answer a rank that has lost the store, which lives as far as this one can see."""
-        if self._state is not _State.WATCHING:  # whoever has the store answers it
+        """Answer a rank that has lost the store, although the store lives."""
+        if self._state is not _State.WATCHING:  # the store has changed, and answers it
             return
         if self._verdict is None:
             self._replace(f"the control connection of rank {rank} to it ended, and it says nothing of that")
         elif isinstance(message, Orphaned):
             self._send(rank, self._verdict)
         elif isinstance(message, Shrink | Agree):
-            self._waiting.remove((rank, message))  # which is answered, also where this goes on in the store's place later
+            self._waiting.remove((rank, message))  # answered now, so not again after a failover
             text = f"rank {rank} was cut off from rank {self._store}, which has the store, and the others were not: it cannot "
             if isinstance(message, Shrink):
-                problem = Verdict("lost", f"{text}go on with them", self._store, "shrink")
+                problem = Verdict("lost", f"{text}continue with them", self._store, "shrink")
                 self._send(rank, Shrunk([], "", 0, problem, attempt=message.attempt))
             else:
                 problem = Verdict("lost", f"{text}agree with them", self._store, "agree")
                 self._send(rank, Agreement(message.name, 0, problem, message.attempt))
 
     def _replace(self, why: str) -> None:
-        """Go on where the store does not answer: it is lost, unless there is nothing left to do but to tell all that all have left."""
+        """Take over from a store that does not answer. It is lost, unless all ranks have left."""
         lost = Verdict("lost", f"rank {self._store} was lost: {why}", self._store)
         self._take_over(lambda membership: None if membership.finished else membership.fail(lost))
 
@@ -353,7 +352,7 @@ class StandbyStore(Server):
             self._membership.lost(rank, reason, vanished)
         elif rank == self._store and self._state is not _State.CLOSED:
             if rank not in self._left:
-                # The last that it has told this rank stands in the connection of that, and is read first: perhaps that all have left.
+                # This rank's own connection to the store may still hold its last message, perhaps that all have left. That is read first.
                 is_heard = self._verdict is not None or any(other == self._rank for other, _ in self._waiting)
                 if is_heard:
                     self._take_over()
@@ -363,7 +362,7 @@ class StandbyStore(Server):
                 self._replace(_TOO_EARLY)
 
 
-_WHILE_THE_STORE_LIVES: Final[_Actions] = {
+_WHILE_WATCHING: Final[_Actions] = {
     JobReformed: StandbyStore._note_reformed,
     Leave: StandbyStore._note_leave,
     Report: StandbyStore._take_over_with,
@@ -371,11 +370,11 @@ _WHILE_THE_STORE_LIVES: Final[_Actions] = {
     FromRank: StandbyStore._keep_a_while,
 }
 _HEARD: Final[dict[_State, _Actions]] = {
-    _State.WATCHING: _WHILE_THE_STORE_LIVES,
-    _State.EXPECTING: _WHILE_THE_STORE_LIVES,
+    _State.WATCHING: _WHILE_WATCHING,
+    _State.EXPECTING: _WHILE_WATCHING,
     _State.GATHERING: {JobReformed: StandbyStore._note_reformed, FromRank: StandbyStore._keep},
     _State.SERVING: {FromRank: StandbyStore._serve},
-    _State.DISMISSED: _WHILE_THE_STORE_LIVES,
+    _State.DISMISSED: _WHILE_WATCHING,
     _State.CLOSED: {FromRank: StandbyStore._ignore},
 }
-"""What each message means in each state; ``FromRank`` stands for all that have no place of their own."""
+"""What each message means in each state; ``FromRank`` stands for all other messages."""

@@ -1,6 +1,6 @@
 """A server of the control plane: clients connect to it, and each has a number once it has joined.
 
-Three servers share this: the store, the standby store, and the joiners' side of a job that runs. Each says who may join, and what it hears.
+The store, the standby store and the server for newcomers share this. Each decides which clients may join, and what their messages mean.
 """
 
 from __future__ import annotations

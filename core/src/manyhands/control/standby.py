@@ -1,4 +1,4 @@
-"""A rank's part in going on without the store: connect to the rank that goes on in its place, or be that one."""
+"""A rank's part in a failover: connect to the standby of the store, or be the standby."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ __all__ = ["Failover"]
 _log = logging.getLogger("manyhands.job")
 
 _CONNECT_S, _END_S = 20.0, 0.5
-"""How long to try to reach the store's successor, and how long to wait until the attempt has ended."""
+"""How long to try to reach the standby, and how long to wait until the attempt has ended."""
 _LOOKING_S, _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 0.01, 0.25
-"""How long to look for the others where the store and its successor have both ended, and how long to wait between two attempts."""
+"""How long to look for the survivors after the loss of both the store and its standby, and how long to wait between two attempts."""
 _TURN_S, _TRY_S = 1.0, 0.5
-"""After what time without finding anybody the next one waits for the others, and how long one attempt may take."""
+"""After how long without a result the next rank waits for the others, and how long one attempt may take."""
 _FIRST, _MORE = 3, 5
-"""How many ranks are tried each time: the first ones, and some of the others in their turn."""
+"""How many ranks are tried each time: the first ones, and some of the others in turn."""
 _HELLO = b"reserve"
 
 
 class Failover:
-    """What a rank does when the store says who is to go on in its place; it begins at once, in the background.
+    """What a rank does in the background so that the job survives the loss of its store.
 
     Parameters
     ----------
     loop
-        Where a `StandbyStore` runs.
+        The background loop of a `StandbyStore`.
     control
         This rank's control connection.
     credentials
-        What shows that a process belongs to this job.
+        The proof that a process belongs to this job.
     liveness
         How a silent rank is noticed.
-    door
-        Where ranks come later; None where none does.
+    join_address
+        The address for ranks that come later; None if none can.
     """
 
     def __init__(
@@ -61,39 +61,39 @@ class Failover:
         control: SocketControl,
         credentials: Credentials,
         liveness: Liveness,
-        door: JoinAddress | None,
+        join_address: JoinAddress | None,
     ) -> None:
         self._liveness = liveness
         self._loop = loop
         self._control = control
         self._credentials = credentials
-        self._door = door
+        self._join_address = join_address
         self._changing = threading.Lock()
         self._ended = False
         self._successor: Successor | None = None
         self._threads: list[Thread] = []
-        self._reserve: StandbyStore | None = None
-        self._address: Address | None = None  # where that listens
-        self._silent: set[int] = set()  # who does not answer at all, as where the network is cut
+        self._store: StandbyStore | None = None
+        self._address: Address | None = None  # where it listens
+        self._silent: set[int] = set()  # ranks that do not answer at all, as when the network is cut
         control.on_prepare(self._prepare)
         control.on_orphaned(self._look_for_others)
 
     def end(self) -> None:
-        """Begin nothing any more."""
+        """Begin nothing more."""
         with self._changing:
             self._ended, self._successor = True, None
         for thread in self._threads:
             thread.join(_END_S)
 
     def drain(self, timeout_s: float) -> None:
-        """Where this rank goes on in the store's place, wait until no other rank is connected."""
-        if self._reserve is not None:
-            self._reserve.drain(timeout_s)
+        """If this rank has taken over, wait until no other rank is connected."""
+        if self._store is not None:
+            self._store.drain(timeout_s)
 
     def close(self) -> None:
-        """Close the connections of the others."""
-        if self._reserve is not None:
-            self._reserve.close()
+        """Close the standby store, if this rank has one."""
+        if self._store is not None:
+            self._store.close()
 
     def _prepare(self, message: Prepare | Successor) -> None:
         if isinstance(message, Prepare):
@@ -104,8 +104,8 @@ class Failover:
         self._begin(self._connect, message)
 
     def _begin(self, function: Callable[..., None], *args: object) -> bool:
-        """Do something in the background; tell whether that could begin."""
-        with self._changing, contextlib.suppress(RuntimeError):  # there is no memory for a thread, or the interpreter is ending
+        """Call a function in the background; return whether that could begin."""
+        with self._changing, contextlib.suppress(RuntimeError):  # no memory for a thread, or the interpreter is ending
             if self._ended:
                 return False
             thread = Thread(target=function, args=args, name="manyhands-standby", daemon=True)
@@ -123,7 +123,7 @@ class Failover:
             credentials = self._credentials.towards(_whom(successor.rank), successor.rank)
             sock = dial_patiently(address, credentials, _HELLO, rank, Deadline(_CONNECT_S), is_vain)
         except (OSError, ManyHandsError) as error:
-            _log.debug("rank %d does not reach rank %d, the store's successor: %s", self._control.rank, successor.rank, error)
+            _log.debug("rank %d does not reach rank %d, the store's standby: %s", self._control.rank, successor.rank, error)
             return
         with self._changing:
             if is_vain():
@@ -132,7 +132,7 @@ class Failover:
                 self._control.follow(sock, successor.rank)
 
     def _look_for_others(self, attempt: int = 0, waited_s: float = 0.0, pause_s: float = _PAUSE_S) -> None:
-        """Where the store and its successor have both ended, find one that waits for the others, or wait for them here; again and again, for a while."""
+        """Find the rank at which the survivors gather, or let them gather here; again and again, for a while."""
         if not self._begin(self._look_once, attempt, waited_s, pause_s):
             self._control.give_up_looking()
 
@@ -142,7 +142,7 @@ class Failover:
         try:
             silent_s = self._find_others(attempt, waited_s)
         except (OSError, ManyHandsError) as error:
-            _log.warning("rank %d cannot look for the others: %s", self._control.rank, error)
+            _log.warning("rank %d cannot look for the survivors: %s", self._control.rank, error)
             silent_s = math.inf
         if silent_s is None:
             return
@@ -153,9 +153,9 @@ class Failover:
         self._loop.call(lambda: self._loop.call_later(pause_s, partial(self._look_for_others, *later)))
 
     def _find_others(self, attempt: int, waited_s: float) -> float | None:
-        """Look for the others once; return how long nobody has answered, None where they are found.
+        """Look for the survivors once; return how long no rank has answered, None if they are found.
 
-        The first of those that are left waits for them at once, unless another one does, and the next ones when they have found nobody for a while.
+        The first survivor waits for the others at once, unless another one does. The next ones wait when they have found none for a while.
         """
         control, lost = self._control, self._control.lost
         here = [
@@ -182,35 +182,35 @@ class Failover:
         return silent_s
 
     def _in_order(self, lost: Collection[int]) -> list[int]:
-        """Return all ranks, as they are to wait for the others: one of each host before the next ones, and last the hosts that may have ended with the store."""
+        """Return all ranks in the order in which they wait for the others: one of each host before the next ones, and last the hosts that may have died with the store."""
         hosts = self._control.hosts
         doubtful = {hosts[rank] for rank in lost}
         return sorted(range(len(hosts)), key=lambda rank: (hosts[rank] in doubtful, hosts[:rank].count(hosts[rank]), rank))
 
     @property
     def _is_known(self) -> bool:
-        """Whether others may come here, or have: they look nowhere else."""
-        return self._reserve is not None
+        """Whether others may come here, or have come."""
+        return self._store is not None
 
     def _gather(self, lost: Collection[int]) -> None:
         control = self._control
         with self._changing:
-            place = control.take_place() if self._reserve is None and not self._ended else None
+            place = control.take_place() if self._store is None and not self._ended else None
             if place is not None:
                 self._address = place.getsockname()[:2]
-                self._make_reserve(place, NOBODY, ())
-            if self._reserve is not None:
-                self._reserve.gather(lost, control.searching)
+                self._make_store(place, NOBODY, ())
+            if self._store is not None:
+                self._store.gather(lost, control.searching)
 
     def _reach(self, rank: int) -> bool:
-        """Connect to a rank where it waits for the others; tell whether it does."""
+        """Connect to a rank if it waits for the others; return whether it does."""
         address = self._address if rank == self._control.rank else self._control.place_of(rank)
         if address is None:
             return False
         try:
             sock = dial(address, self._credentials.towards(_whom(rank), rank), _HELLO, Deadline(_TRY_S), lambda: self._ended)
-        except (OSError, OverflowError, ManyHandsError) as error:  # an impossible port, too
-            _log.debug("rank %d does not find the others with rank %d: %s", self._control.rank, rank, error)
+        except (OSError, OverflowError, ManyHandsError) as error:  # OverflowError: an impossible port
+            _log.debug("rank %d does not find the survivors at rank %d: %s", self._control.rank, rank, error)
             return False
         with self._changing:
             if self._ended:
@@ -223,8 +223,8 @@ class Failover:
         control = self._control
         try:
             sock = control.take_place() or guarded_bind((control.host, 0), self._credentials)
-        except (OSError, ManyHandsError) as error:  # as where there are no descriptors left
-            _log.warning("rank %d cannot go on in the place of rank %d, should that die: %s", control.rank, store, error)
+        except (OSError, ManyHandsError) as error:  # as when no descriptors are left
+            _log.warning("rank %d cannot be the standby for the store of rank %d: %s", control.rank, store, error)
             return
         host, port = sock.getsockname()[:2]
         with self._changing:
@@ -232,14 +232,14 @@ class Failover:
                 sock.close()
                 return
             self._address = host, port
-            self._make_reserve(sock, store, gone)
+            self._make_store(sock, store, gone)
         control.stand_by((host, port))
 
-    def _make_reserve(self, sock: socket.socket, store: int, gone: Collection[int]) -> None:
+    def _make_store(self, sock: socket.socket, store: int, gone: Collection[int]) -> None:
         control, here = self._control, (self._control.rank, self._control.world_size)
-        if self._reserve is not None:  # it has waited here for the others, while the store was only slow
-            self._reserve.close()
-        self._reserve = control.reserve = StandbyStore(
+        if self._store is not None:  # others were to gather here, but the store was only slow
+            self._store.close()
+        self._store = control.reserve = StandbyStore(
             self._loop,
             sock,
             self._credentials.towards(_whom(here[0])),
@@ -248,10 +248,10 @@ class Failover:
             self._liveness,
             gone,
             control.has_ended,
-            self._door,
+            self._join_address,
         )
 
 
 def _whom(rank: int) -> str:
-    """Return what a connection to a rank is to that may go on in the place of the store."""
+    """Return what a connection to a standby is to."""
     return f"rank {rank} (standby)"

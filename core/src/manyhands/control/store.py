@@ -1,4 +1,4 @@
-"""The store: where the ranks of a job meet. Rank 0's process runs it, in the background loop."""
+"""The store: the server at which the ranks of a job meet. It runs in the background loop of rank 0."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ __all__ = ["Store"]
 _OWN = 0
 """The rank in whose process a store runs."""
 _MAX_NAMED = 4
-"""How many refused hosts an error names, at most."""
+"""The most refused hosts that an error names."""
 
 
 class Store(Server):
     """Serve one job: take its ranks in, then carry their control connections.
 
-    It takes connections only until all ranks have come. A port of its own is then free for the next job; one that the launcher
-    handed over stays open for the next group of this job, and whoever comes in between waits for that.
+    It listens until all ranks have come. A port of its own is then free for the next job. One that the launcher handed over stays open for the next
+    group of this job, and clients that come in between wait for that.
 
     Parameters
     ----------
     loop
-        Where it runs.
+        The background loop.
     sock
         The listening socket; owned by the store from now on.
     credentials
-        What ranks must show.
+        The credentials that ranks must prove.
     world_size
-        How many ranks must come.
+        The number of ranks.
     deadline
-        Until when they must.
+        The deadline for all of them to come.
     liveness
         How a silent rank is noticed.
-    door
-        Where ranks come later; None where none does.
+    join_address
+        The address for ranks that come later; None if none can.
     """
 
     def __init__(
@@ -61,12 +61,14 @@ class Store(Server):
         world_size: int,
         deadline: Deadline,
         liveness: Liveness,
-        door: JoinAddress | None = None,
+        join_address: JoinAddress | None = None,
     ) -> None:
         super().__init__(loop, liveness)
         self._host = str(sock.getsockname()[0])
-        self._lobby = None if door is None else Joiners(loop, door, liveness)
-        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later, store=_OWN, lobby=self._lobby)
+        self._joiners = None if join_address is None else Joiners(loop, join_address, liveness)
+        self._membership = Membership(
+            world_size, os.urandom(32), self._send, loop.call_later, store=_OWN, joiners=self._joiners
+        )
         self._deadline = deadline
         self._refusals = 0
         self._refused_hosts: dict[str, str] = {}
@@ -74,18 +76,18 @@ class Store(Server):
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until no rank but this process's own is connected."""
+        """Wait until no other rank is connected."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_alone(_OWN), timeout_s)
 
     def stay(self) -> None:
-        """Wait until no rank but this process's own is connected; once the job has failed, for a moment only, since one that is stopped never goes."""
+        """Wait until no other rank is connected; after a failure for a moment only, since a rank that is stopped never goes."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_alone(_OWN) or self._membership.verdict is not None)
         self.drain(timing.DRAIN_S)
 
     def when_alone(self, function: Callable[[], None]) -> None:
-        """Call ``function`` in a thread of its own once no rank but this process's own is connected."""
+        """Call ``function`` in a thread of its own once no other rank is connected."""
 
         def wait() -> None:
             self.stay()
@@ -94,11 +96,11 @@ class Store(Server):
         Thread(target=wait, name="manyhands-store-drain", daemon=True).start()
 
     def will_not_come(self, rank: int, reason: str) -> None:
-        """Take note that a rank has ended, which may not have come yet; from any thread."""
+        """Take note that a rank has ended, perhaps before it came; from any thread."""
         self._loop.call(lambda: self._membership.will_not_come(rank, reason))
 
     def look_for(self, gone: Callable[[], dict[int, str]]) -> None:
-        """Ask several times a second, until all ranks have come, which have ended before; from any thread."""
+        """Ask ``gone`` several times a second, until all ranks have come, which of them have ended before; from any thread."""
 
         def look() -> None:
             missing = set(self._membership.missing())
@@ -113,7 +115,7 @@ class Store(Server):
         self._loop.call(look)
 
     def expect_soon(self, ranks: Iterable[int]) -> None:
-        """Take ranks that do not come within some seconds for lost; from any thread."""
+        """Take ranks for lost that do not come within `timing.READY_S`; from any thread."""
 
         def look() -> None:
             for rank in ranks:
@@ -123,8 +125,8 @@ class Store(Server):
 
     def _close(self) -> None:
         super()._close()
-        if self._lobby is not None:
-            self._lobby.close()
+        if self._joiners is not None:
+            self._joiners.close()
 
     def _send(self, rank: int, message: FromStore) -> None:
         super()._send(rank, message)
@@ -133,15 +135,15 @@ class Store(Server):
                 self._changed.notify_all()
 
     def let_more_come(self) -> None:
-        """End the job as soon as a new rank comes, so that it is let in, where there may be more ranks than there are; from any thread."""
-        membership, lobby = self._membership, self._lobby
-        if lobby is None:
+        """If the job may grow, end it as soon as a new rank comes, so that all make a group with it; from any thread."""
+        membership, joiners = self._membership, self._joiners
+        if joiners is None:
             return
-        roll = lobby.roll()
-        if membership.world_size < roll.fewest:
+        roster = joiners.roll()
+        if membership.world_size < roster.fewest:
             self._loop.call(lambda: membership.make_room("the job has fewer ranks than --min-ranks, and new ones may come"))
-        elif membership.world_size < roll.most:
-            self._loop.call(lambda: lobby.watch(membership.make_room))
+        elif membership.world_size < roster.most:
+            self._loop.call(lambda: joiners.watch(membership.make_room))
 
     def _late(self) -> None:
         hint = "Did they start, and were they given this address and secret? More time: init(timeout_s=...), or MANYHANDS_TIMEOUT_S"
@@ -156,18 +158,18 @@ class Store(Server):
         self._membership.late(self._deadline.timeout_s, hint)
 
     def _refused(self, address: Address, why: str) -> None:
-        # Whoever belongs to the job is told by the refusal, and raises; whoever does not must do no harm.
+        # A rank of the job learns of the refusal, and raises. A stranger must do no harm.
         self._refusals += 1
         if len(self._refused_hosts) < _MAX_NAMED:
             self._refused_hosts.setdefault(address[0], why)
 
     def _accept(self, sock: ProvenSocket, hello: bytes) -> None:
-        if hello.startswith(NEWCOMER_HELLO):  # the ranks of the beginning are not there yet: it tries again
+        if hello.startswith(NEWCOMER_HELLO):  # the first ranks have not all come yet: the newcomer tries again
             sock.close()
         else:
             super()._accept(sock, hello)
 
-    # What the seats hear
+    # Messages of the ranks
 
     def _join(self, seat: Seat, message: Join) -> None:
         is_free = message.rank not in self._seats
@@ -185,11 +187,11 @@ class Store(Server):
         self._membership.handle(rank, message)
 
     def _refuse(self, seat: Seat) -> None:
-        who = "a process" if seat.number is None else f"rank {seat.number}"
+        client = "a process" if seat.number is None else f"rank {seat.number}"
         flaw = seat.connection.flaw and f" ({seat.connection.flaw})"
-        verdict = Verdict("protocol", f"{who} sent the store a frame that cannot be read{flaw}", seat.number)
+        verdict = Verdict("protocol", f"{client} sent the store a frame that cannot be read{flaw}", seat.number)
         self._membership.fail(verdict)
-        seat.send(self._membership.verdict or verdict)  # who hears nothing more after that
+        seat.send(self._membership.verdict or verdict)  # the last that it gets
 
     def _lose(self, rank: int, reason: str, vanished: bool) -> None:
         self._membership.lost(rank, reason, vanished)

@@ -1,4 +1,4 @@
-"""What ended a job, in words and as an error."""
+"""The first cause of a job's failure, as an error."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from manyhands.errors import (
 __all__ = ["KINDS", "RunsAlreadyError", "differ_in_length", "error_from", "show_ranks"]
 
 _GATHERING = re.compile(r"((?:all_)?gather\(\w+\[)\d+([^()=]*(?:root=\d+)?)\)")
-"""A gathering without counts, in words: the length of axis 0 stands between the groups."""
+"""A gathering without counts, in words. The length of axis 0 stands between the groups."""
 
 
 class RunsAlreadyError(RendezvousError):
-    """The job that a rank came to begin runs already."""
+    """A rank came to begin a job that runs already."""
 
 
 KINDS: dict[str, type[ManyHandsError]] = {
@@ -46,7 +46,7 @@ KINDS: dict[str, type[ManyHandsError]] = {
     "failed": CommError,
     RUNS_ALREADY: RunsAlreadyError,
 }
-"""The error that each kind of report and verdict becomes."""
+"""The error of each kind of report and verdict."""
 
 
 def error_from(verdict: Verdict, rank: int) -> ManyHandsError:
@@ -69,6 +69,6 @@ def show_ranks(ranks: Iterable[int]) -> str:
 
 
 def differ_in_length(calls: Iterable[str]) -> bool:
-    """Tell whether calls, in words, are gatherings of arrays that differ along axis 0 alone."""
+    """Return whether calls, in words, are gatherings of arrays that differ along axis 0 alone."""
     found = [_GATHERING.match(call) for call in calls]
     return all(found) and len({each[0] for each in found if each}) > 1 == len({each.groups() for each in found if each})

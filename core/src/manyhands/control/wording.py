@@ -1,4 +1,4 @@
-"""The words of a job's first cause: what `membership` decides, as a user reads it."""
+"""The words of a job's first cause: what `membership` decides, as users read it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def other_size(message: Join, world_size: int) -> str:
 
 def twice(message: Join, other: Join) -> str:
     """Say that two processes have one rank."""
-    return f"two processes say that they are rank {message.rank}: {other.pid} on {other.host}, {message.pid} on {message.host}"
+    return f"two processes claim to be rank {message.rank}: {other.pid} on {other.host}, {message.pid} on {message.host}"
 
 
-def difference(ours: Join, theirs: Join, who: str) -> str:
-    """Say in what two ranks differ that must be alike; empty if they do not."""
+def difference(ours: Join, theirs: Join, they: str) -> str:
+    """Say which setting differs that must be alike; empty if none does."""
     for what in ("backend", "choices", "version", "byteorder"):
         own, other = getattr(ours, what), getattr(theirs, what)
         if own != other:
-            return f"rank {ours.rank} has {what} {own!r}, and {who} has {other!r}: all ranks need the same"
+            return f"rank {ours.rank} has {what} {own!r}, and {they} has {other!r}: all ranks need the same"
     return ""
 
 
@@ -59,8 +59,8 @@ def joined_again(rank: int) -> str:
 
 
 def stranger(rank: int, named: int, world_size: int) -> str:
-    """Say that a rank names one that there is not."""
-    return f"rank {rank} sent the store a frame that cannot be: it names rank {named} in a world of {world_size}"
+    """Say that a message names a rank outside the world."""
+    return f"rank {rank} sent the store an impossible frame: it names rank {named} in a world of {world_size}"
 
 
 # A rank is lost.
@@ -74,8 +74,8 @@ def lost_early(rank: int, reason: str) -> str:
 def lost(member: Join, reason: str, *, is_meeting: bool) -> str:
     """Say that a rank's connection has ended."""
     when = " while the ranks were meeting" if is_meeting else ""
-    who = f"its process {member.pid} on {member.host}" if member.pid else "it"
-    return f"rank {member.rank} was lost{when}: {who} died, or was cut off ({reason})"
+    process = f"its process {member.pid} on {member.host}" if member.pid else "it"
+    return f"rank {member.rank} was lost{when}: {process} died, or was cut off ({reason})"
 
 
 def lost_to(reporter: int, peer: int | None, text: str) -> str:
@@ -85,7 +85,7 @@ def lost_to(reporter: int, peer: int | None, text: str) -> str:
 
 def unreported(rank: int) -> str:
     """Say that a rank knows of a failure that nobody has reported."""
-    return f"rank {rank} found that the job had failed, and asked the others to go on without those that are lost"
+    return f"rank {rank} found that the job had failed, and asked the others to continue without the lost ranks"
 
 
 # The ranks do not make the same calls.
@@ -95,28 +95,28 @@ def different_devices(rank: int, other: int, message: Checkpoint) -> str:
     """Say that two ranks differ in what they called on GPUs."""
     return (
         f"ranks {min(rank, other)} and {max(rank, other)} did not do the same on their GPUs: the first {message.count} {message.place} "
-        f'differ, and what they brought is not to be trusted. gpu_check = "always" finds the first that does. {_ORDER}'
+        f'differ, and their results cannot be trusted. gpu_check = "always" finds the first that does. {_ORDER}'
     )
 
 
 def different_calls(rank: int, other: int) -> str:
-    """Say that two ranks wait in one place with different calls, which stand in the gaps later."""
+    """Say that two ranks wait in one place with different calls; an inquest fills these in."""
     return f"the ranks did not make the same call, and wait for each other: rank {rank} is in {ANOTHER_CALL}, and rank {other} in {ANOTHER_CALL}: {_ORDER}"
 
 
 def deadlock(ranks: Iterable[int]) -> str:
     """Say that ranks wait for each other."""
-    return f"{show_ranks(ranks)} wait for each other, and none can go on: {_ORDER}"
+    return f"{show_ranks(ranks)} wait for each other, and none can continue: {_ORDER}"
 
 
 def absent_from(exchange: str, absent: int, waiting: Collection[int]) -> str:
-    """Say that a rank has left that others wait for in an exchange."""
-    who = f"{show_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
-    return f"rank {absent} has closed its group, and {who} for it in {exchange}: {_ORDER}"
+    """Say that others wait in an exchange for a rank that has left."""
+    others = f"{show_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+    return f"rank {absent} has closed its group, and {others} for it in {exchange}: {_ORDER}"
 
 
 def abandoned(rank: int, peer: int, wait: Wait) -> str:
-    """Say that a rank has left that another one waits for."""
+    """Say that a rank waits for one that has left."""
     return f"rank {peer} has closed its group, and rank {rank} waits for it in {wait.operation} #{wait.sequence}: {_ORDER}"
 
 
@@ -152,7 +152,7 @@ def _headline(inquest: Inquest, finding: Finding) -> str:
 
 
 def _with_calls(inquest: Inquest) -> str:
-    """Return a report with the calls in its gaps that their ranks have answered: of two gaps, the first is the reporter's."""
+    """Return a report with its gaps filled by the calls that ranks have answered; the first of two gaps is the reporter's."""
     *gaps, last = inquest.report.text.split(ANOTHER_CALL, 2)
     ranks = (inquest.reporter, inquest.report.peer)[-len(gaps) :]
     calls = [inquest.answers[rank].text if rank is not None and inquest.has_entered(rank) else ANOTHER_CALL for rank in ranks]

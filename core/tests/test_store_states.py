@@ -9,7 +9,7 @@ import pytest
 
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import FromRank, Orphaned
-from manyhands.control.transitions import ROWS, Action, Event, State, step
+from manyhands.control.store_states import ROWS, Action, Event, State, step
 
 
 def test_each_event_has_one_row_per_state() -> None:

@@ -1,6 +1,7 @@
-"""The life of a job, as its store sees it: states, events and actions, in one table.
+"""The life of a job, as its store sees it: states, events and actions in one table.
 
-`step` looks up what an event means in a state. It knows no ranks, no messages' contents and no time: `membership` does what it says.
+`step` looks up what an event means in a state. It knows no ranks, no contents of messages and no time. `membership` does what it says. A message of a
+rank is an event by its class.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class State(Flag):
 
 
 class Event(Enum):
-    """What happens, beside the messages of ranks."""
+    """Events beside the messages of ranks."""
 
     ALL_CAME = "the last rank has joined"
     CONFLICT = "a failure is found that ranks can say more about"
@@ -63,35 +64,35 @@ class Action(Enum):
 
     WELCOME = "welcome all ranks"
     APPOINT = "appoint a standby"
-    REFUSE_JOIN = "take it for a breach of protocol"
-    EXCHANGE = "collect its card; when all members have given theirs, send them"
+    REFUSE_JOIN = "take it for an error of protocol"
+    EXCHANGE = "collect the card; send all cards when all members have given theirs"
     NOTE_STALL = "compare its wait with those of others"
-    WEIGH = "weigh the report"
-    COMPARE = "compare what the members called on GPUs"
-    ASK = "ask all that can say more"
+    WEIGH = "open an inquest, wait a moment for the reason of a lost connection, or take it for the first cause"
+    COMPARE = "compare the calls of the members on GPUs"
+    ASK = "ask the ranks that can say more"
     NOTE_ANSWER = "note the answer"
-    CONCLUDE = "draw a conclusion, which is the first cause"
-    NOTE_LEAVE = "note who waits in vain for this rank now"
-    NOTE_GROUP = "note it; when all members have left the group, tell them"
-    FAREWELL = "tell all ranks, unless a message was never received"
+    CONCLUDE = "conclude the first cause from the answers"
+    NOTE_LEAVE = "note it; look for ranks that wait for this one in vain"
+    NOTE_GROUP = "note it; tell the members when all of them have left the group"
+    FAREWELL = "tell all ranks; a message that was never received is a mismatch"
     TELL_STANDBY = "tell the standby, and wait a moment for its answer"
     HEED_STANDBY = "take the standby's first cause for the store's own"
     ANNOUNCE = "tell all ranks the first cause"
-    BLAME = "take the loss for the first cause, and tell all ranks who is gone"
-    REPORT_GONE = "tell all ranks who is gone"
+    BLAME = "take the loss for the first cause; tell all ranks which one is gone"
+    REPORT_GONE = "tell all ranks which one is gone"
     CHECK_FAREWELL = "see whether all have left"
     NOTE_STANDBY = "note the new standby"
     CONFIDE = "tell it the first cause"
     PRESENT = "tell all ranks where it listens"
     SUSPECT = "suspect a failure that nobody has reported"
     SHRINK = "answer when all survivors have asked"
-    AGREE = "answer when all survivors among the members have given their flags"
-    GIVE_UP = "name who has not come to all that wait"
-    NOTE_REFORMED = "let nobody continue beside those ranks"
+    AGREE = "answer when all surviving members have given their flags"
+    GIVE_UP = "tell all that wait which ranks have not come"
+    NOTE_REFORMED = "let no other ranks continue beside these"
 
 
 class Row(NamedTuple):
-    """What the store does on an event, in some states; which state follows, if another one does."""
+    """What an event means in some states: the actions, and the next state, if that is another one."""
 
     on: type | Event
     during: State
@@ -137,7 +138,7 @@ ROWS: Final = (
     Row(GiveUp, _ANY, (Action.GIVE_UP,)),
     Row(JobReformed, _ANY, (Action.NOTE_REFORMED,)),
 )
-"""Whatever stands in no row means nothing in that state."""
+"""An event without a row means nothing in that state."""
 
 _TABLE: Final = {(row.on, state): row for row in ROWS for state in row.during}
 
