@@ -117,14 +117,14 @@ class StandbyStore(Server):
         has_ended: Callable[[int], bool | None] = lambda _: None,
         join_address: JoinAddress | None = None,
     ) -> None:
-        super().__init__(loop, liveness)
+        self._joiners = None if join_address is None else Joiners(loop, join_address, liveness)
+        super().__init__(loop, liveness, rank, self._joiners)
         self._has_ended = has_ended
         self._rank = rank
         self._world_size = world_size
         self._store = store
         self._lost: frozenset[int] = frozenset()
         self._ended = frozenset(gone)
-        self._joiners = None if join_address is None else Joiners(loop, join_address, liveness)
         self._members: dict[int, Join] = {}
         self._left: dict[int, Progress] = {}
         self._gone: dict[int, tuple[str, bool]] = {}
@@ -156,8 +156,7 @@ class StandbyStore(Server):
     def drain(self, timeout_s: float) -> None:
         """If this has taken over, wait until no other rank is connected."""
         if self._membership is not None:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_alone(self._rank), timeout_s)
+            super().drain(timeout_s)
 
     def all_have_left(self) -> None:
         """Tell the others that all ranks have left: the store may end as it tells them, one after the other."""
@@ -176,8 +175,6 @@ class StandbyStore(Server):
     def _close(self) -> None:
         self._state = _State.CLOSED
         super()._close()
-        if self._joiners is not None:
-            self._joiners.close()
 
     def gather(self, lost: Collection[int], found: Verdict | None) -> None:
         """Take over once the survivors have come, which look for each other; from any thread.

@@ -73,11 +73,17 @@ class Server(ABC):
         Where it runs.
     liveness
         How a silent client is noticed.
+    own
+        The client that is this very process, if one is.
+    attached
+        A server that closes with this one.
     """
 
-    def __init__(self, loop: Loop, liveness: Liveness) -> None:
+    def __init__(self, loop: Loop, liveness: Liveness, own: int | None = None, attached: Server | None = None) -> None:
         self._loop = loop
         self._liveness = liveness
+        self._own = own
+        self._attached = attached
         self._listener: Listener | None = None
         self._seats: dict[int, Seat] = {}
         self._open: set[Seat] = set()
@@ -135,9 +141,13 @@ class Server(ABC):
         if number in self._seats:
             self._seats[number].send(message)
 
-    def _is_alone(self, own: int) -> bool:
-        """Return whether no client but this process's own is connected; the caller holds the lock."""
-        return all(seat.number == own for seat in self._open)
+    def _is_alone(self) -> bool:
+        return all(seat.number == self._own for seat in self._open)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until no other client is connected."""
+        with self._changed:
+            self._changed.wait_for(self._is_alone, timeout_s)
 
     def close(self) -> None:
         """Stop listening, and close each connection once what is queued has been sent; from any thread."""
@@ -147,3 +157,5 @@ class Server(ABC):
     def _close(self) -> None:
         for seat in [*self._open]:
             seat.close()
+        if self._attached is not None:
+            self._attached.close()

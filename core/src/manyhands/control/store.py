@@ -63,9 +63,9 @@ class Store(Server):
         liveness: Liveness,
         join_address: JoinAddress | None = None,
     ) -> None:
-        super().__init__(loop, liveness)
-        self._host = str(sock.getsockname()[0])
         self._joiners = None if join_address is None else Joiners(loop, join_address, liveness)
+        super().__init__(loop, liveness, _OWN, self._joiners)
+        self._host = str(sock.getsockname()[0])
         self._membership = Membership(
             world_size, os.urandom(32), self._send, loop.call_later, store=_OWN, joiners=self._joiners
         )
@@ -75,15 +75,10 @@ class Store(Server):
         self._listen(sock, credentials, self._refused)
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
-    def drain(self, timeout_s: float) -> None:
-        """Wait until no other rank is connected."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_alone(_OWN), timeout_s)
-
     def stay(self) -> None:
         """Wait until no other rank is connected; after a failure for a moment only, since a rank that is stopped never goes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_alone(_OWN) or self._membership.verdict is not None)
+            self._changed.wait_for(lambda: self._is_alone() or self._membership.verdict is not None)
         self.drain(timing.DRAIN_S)
 
     def when_alone(self, function: Callable[[], None]) -> None:
@@ -122,11 +117,6 @@ class Store(Server):
                 self._membership.will_not_come(rank, f"it did not come within {timing.READY_S:g} s, although it was ready to")
 
         self._loop.call(lambda: self._loop.call_later(timing.READY_S, look))
-
-    def _close(self) -> None:
-        super()._close()
-        if self._joiners is not None:
-            self._joiners.close()
 
     def _send(self, rank: int, message: FromStore) -> None:
         super()._send(rank, message)
