@@ -16,7 +16,7 @@ import pytest
 from support.launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
 from support.waiting import until
 
-from manyhands.control.lobby import JoinAddress
+from manyhands.control.joiners import JoinAddress
 from manyhands.launch.groups import Spawned, left_in_group, signal_group
 from manyhands.net.credentials import Credentials
 

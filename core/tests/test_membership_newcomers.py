@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.membership_tools import Job, progress
 
-from manyhands.control.lobby import Roster
+from manyhands.control.joiners import Roster
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import FromStore, GiveUp, Gone, Join, Leave, Report, Shrink, Shrunk
 

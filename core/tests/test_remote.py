@@ -15,6 +15,7 @@ from support.waiting import PATIENCE_S, until
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
 from manyhands.control.connection import make_join
+from manyhands.control.failover import Failover
 from manyhands.control.protocol import (
     Agree,
     Agreement,
@@ -35,7 +36,6 @@ from manyhands.control.protocol import (
     encode,
 )
 from manyhands.control.remote import SocketControl
-from manyhands.control.standby import Failover
 from manyhands.errors import DeadlineError, PeerLostError
 from manyhands.net.credentials import Credentials
 from manyhands.net.frames import FrameConnection
@@ -316,7 +316,7 @@ def test_a_successor_that_is_reached_just_as_the_store_ends_is_asked(stage: Stag
 def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyhands.control.standby._LOOKING_S", 0.1)
+    monkeypatch.setattr("manyhands.control.failover._LOOKING_S", 0.1)
     standby = Failover(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0] * 3, [None] * 3))
     stage.control.welcome(Deadline(PATIENCE_S))
@@ -395,7 +395,7 @@ def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage)
 
 @pytest.mark.parametrize("places", [[None] * 3, [None, Whereabouts("127.0.0.1", 1, 1, ""), None]])
 def test_who_finds_no_others_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts | None]) -> None:
-    monkeypatch.setattr("manyhands.control.standby._LOOKING_S", 0.1)
+    monkeypatch.setattr("manyhands.control.failover._LOOKING_S", 0.1)
     standby = Failover(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0, 0, 0], places))
     stage.control.welcome(Deadline(PATIENCE_S))

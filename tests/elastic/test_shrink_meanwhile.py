@@ -293,8 +293,8 @@ def test_who_was_told_to_go_on_asks_again_where_the_first_of_them_was_not_told(n
         """
 import socket
 socket.gethostname = lambda: f"host{rank // 2}"
-import manyhands.control.reserve
-send = manyhands.control.reserve.StandbyStore._send
+import manyhands.control.standby_store
+send = manyhands.control.standby_store.StandbyStore._send
 def sending(self, to, message):
     if rank == 2 and type(message).__name__ == "Shrunk":
         if to == 1:
@@ -302,7 +302,7 @@ def sending(self, to, message):
         if to == 3:
             self._loop.call_later(0.1, lambda: os._exit(9))
     send(self, to, message)
-manyhands.control.reserve.StandbyStore._send = sending
+manyhands.control.standby_store.StandbyStore._send = sending
 """
         + GOING_ON
         + LOSING

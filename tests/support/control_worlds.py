@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from manyhands.contract.deadline import Deadline
-from manyhands.control import remote, server, standby
+from manyhands.control import failover, remote, server
 from manyhands.control.connection import make_join
+from manyhands.control.failover import Failover
 from manyhands.control.protocol import Join, Report, Shrink, Shrunk, Verdict
 from manyhands.control.remote import SocketControl
-from manyhands.control.standby import Failover
 from manyhands.control.store import Store
 from manyhands.errors import RendezvousError
 from manyhands.net.credentials import Credentials
@@ -356,12 +356,12 @@ def network_of(size: int, seed: int, monkeypatch: pytest.MonkeyPatch, per_host: 
         for module in (remote, server):
             patch.setattr(module, "FrameConnection", Frames)
         patch.setattr(server, "Listener", Listener)
-        for module in (remote, standby):
+        for module in (remote, failover):
             patch.setattr(module, "dial_patiently", network.dial)
-        patch.setattr(standby, "dial", network.dial)
+        patch.setattr(failover, "dial", network.dial)
         patch.setattr(remote, "neighbourhood", network.processes_of)
         patch.setattr(remote, "has_ended", network.has_ended)
         patch.setattr(remote, "hold", network.hold)
-        patch.setattr(standby, "guarded_bind", network.bind)
-        patch.setattr(standby, "Thread", _Thread)
+        patch.setattr(failover, "guarded_bind", network.bind)
+        patch.setattr(failover, "Thread", _Thread)
         yield network

@@ -47,7 +47,7 @@ from manyhands.control.protocol import (
 )
 from manyhands.control.recorder import Counted, FlightRecorder, Record
 from manyhands.control.recovery import Recovery
-from manyhands.control.reserve import StandbyStore
+from manyhands.control.standby_store import StandbyStore
 from manyhands.control.verdicts import error_from
 from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError
 from manyhands.net.network import Address

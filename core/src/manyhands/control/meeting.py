@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
-from manyhands.control.lobby import JoinAddress
+from manyhands.control.joiners import JoinAddress
 from manyhands.errors import RendezvousError
 from manyhands.net.credentials import Credentials
 from manyhands.net.forking import close_after_fork

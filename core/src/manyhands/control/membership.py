@@ -14,7 +14,7 @@ decides on one *first cause*, which all ranks learn alike. `store_states` has it
 
 After a failure it answers the survivors, once all of them have asked: see `survivors`.
 
-The store tells its standby the first cause before all others. So all ranks learn the same one, even if the store ends as it tells them: see `reserve`.
+The store tells its standby the first cause before all others. So all ranks learn the same one, even if the store ends as it tells them: see `standby_store`.
 
 It also carries the exchanges in which the members of a group trade cards, and gives out the numbers of groups.
 """
@@ -28,7 +28,7 @@ import msgspec
 from manyhands.common.numbers import Numbers
 from manyhands.control import timing, wording
 from manyhands.control.inquest import Inquest, conclude
-from manyhands.control.lobby import Joiners
+from manyhands.control.joiners import Joiners
 from manyhands.control.protocol import (
     Agreed,
     Cards,

@@ -11,7 +11,7 @@ import msgspec
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control import timing
-from manyhands.control.lobby import NEWCOMER_HELLO, JoinAddress, Joiners
+from manyhands.control.joiners import NEWCOMER_HELLO, JoinAddress, Joiners
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import FromRank, FromStore, Join, Verdict
 from manyhands.control.server import Seat, Server

@@ -15,7 +15,7 @@ from operator import and_
 import msgspec
 
 from manyhands.control import timing
-from manyhands.control.lobby import Joiners
+from manyhands.control.joiners import Joiners
 from manyhands.control.protocol import (
     Agree,
     Agreement,

@@ -16,7 +16,7 @@ from manyhands.config.secret import job_secret
 from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
-from manyhands.control.lobby import JoinAddress
+from manyhands.control.joiners import JoinAddress
 from manyhands.control.meeting import Meeting
 from manyhands.control.verdicts import RunsAlreadyError
 from manyhands.errors import (

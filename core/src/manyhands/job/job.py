@@ -24,11 +24,11 @@ from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
 from manyhands.control import timing
 from manyhands.control.connection import Control, make_join
-from manyhands.control.lobby import NEWCOMER_HELLO
+from manyhands.control.failover import Failover
+from manyhands.control.joiners import NEWCOMER_HELLO
 from manyhands.control.meeting import Meeting
 from manyhands.control.protocol import Report, Verdict
 from manyhands.control.remote import SocketControl
-from manyhands.control.standby import Failover
 from manyhands.control.store import Store
 from manyhands.errors import AuthenticationError, ClosedError, ManyHandsError, PeerLostError, RendezvousError
 from manyhands.job.bootstrap import Maker

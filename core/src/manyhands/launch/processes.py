@@ -498,7 +498,7 @@ class _Launcher:
         """Tell the ranks of an elastic job how many there are."""
         job = self._job
         if job.is_elastic:
-            from manyhands.control.lobby import Roster  # other jobs need none of it
+            from manyhands.control.joiners import Roster  # other jobs need none of it
 
             with contextlib.suppress(OSError):  # a full disk is no reason to end the job: the ranks wait a while for nothing
                 Roster(running, job.min_ranks or 1, job.most, job.nodes).write(self._guard.folder)

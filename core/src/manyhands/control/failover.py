@@ -13,10 +13,10 @@ from functools import partial
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
-from manyhands.control.lobby import JoinAddress
+from manyhands.control.joiners import JoinAddress
 from manyhands.control.protocol import Prepare, Successor
 from manyhands.control.remote import SocketControl
-from manyhands.control.reserve import NOBODY, StandbyStore
+from manyhands.control.standby_store import NOBODY, StandbyStore
 from manyhands.errors import ManyHandsError
 from manyhands.net.credentials import Credentials
 from manyhands.net.keepalive import Liveness

@@ -33,7 +33,7 @@ from manyhands.control.protocol import (
     decode_from_store,
     encode,
 )
-from manyhands.control.reserve import StandbyStore
+from manyhands.control.standby_store import StandbyStore
 from manyhands.net.credentials import Credentials
 from manyhands.net.keepalive import Liveness
 from manyhands.net.loop import Loop

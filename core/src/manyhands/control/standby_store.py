@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Final
 
 from manyhands.control import timing
-from manyhands.control.lobby import JoinAddress, Joiners
+from manyhands.control.joiners import JoinAddress, Joiners
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import (
     Agree,
