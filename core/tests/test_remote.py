@@ -14,6 +14,7 @@ from support.waiting import PATIENCE_S, until
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
+from manyhands.control.client_states import Action, Event, State
 from manyhands.control.connection import make_join
 from manyhands.control.failover import Failover
 from manyhands.control.protocol import (
@@ -100,7 +101,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 def test_a_rank_that_is_on_its_way_to_the_successor_asks_it_as_soon_as_it_is_there(stage: Stage) -> None:
     stage.store.say(Successor(1, "host", 7))
     stage.store.connection.close()
-    until(lambda: stage.control._orphaned is not None)
+    until(lambda: stage.control._state is State.ORPHANED)
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Orphaned)
@@ -284,26 +285,25 @@ def test_who_cannot_go_on_is_told_of_the_rank_whose_connection_ended_last_where_
 
 def test_a_successor_that_is_reached_just_as_the_store_ends_is_asked(stage: Stage) -> None:
     stage.store.say(Successor(1, "host", 7))
-    until(lambda: stage.control._expected is not None)
+    until(lambda: stage.control._named is not None)
     looked: queue.Queue[None] = queue.Queue()
     stage.control.on_orphaned(lambda: looked.put(None))
     reached: queue.Queue[Other] = queue.Queue()
     is_reaching = threading.Event()
-    turn = stage.control._turn_to_successor
+    move = stage.control._move
 
     def reaching() -> None:
         is_reaching.set()
         reached.put(stage.meet_successor())
 
-    def turning() -> bool:
-        is_turned = turn()
-        if not is_turned and stage.control._expected is not None:  # another thread reaches it now
+    def moving(event: Event) -> Action:
+        if event is Event.LOST_WITH_STANDBY_NAMED:  # another thread reaches it now
             threading.Thread(target=reaching, daemon=True).start()
             assert is_reaching.wait(PATIENCE_S)
             time.sleep(0.02)  # it may wait for this one, which nobody can see
-        return is_turned
+        return move(event)
 
-    stage.control._turn_to_successor = turning  # type: ignore[method-assign]
+    stage.control._move = moving  # type: ignore[method-assign]
     stage.store.connection.close()
     successor = reached.get(timeout=PATIENCE_S)
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)

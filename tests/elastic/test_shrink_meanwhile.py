@@ -201,7 +201,7 @@ WATCHING = """
 def watch():
     control, told = group._job.control, None
     while True:
-        known = None if control._second is None else (control._connection.rank, control._second.rank)
+        known = None if control._standby is None else (control._store.rank, control._standby.rank)
         if known not in (None, told):
             tell("knows", store=known[0], successor=known[1])
             told = known

@@ -280,7 +280,7 @@ def broken(world_size: int, act: Callable[[Group], object] = lambda _: None, **c
 def test_a_control_frame_that_cannot_be_read_is_one_first_cause_on_all_ranks(frame: str, sender: int) -> None:
     def act(group: Group) -> None:
         if group.rank == sender:
-            group._job.control._connection.send(BROKEN_FRAMES[frame])
+            group._job.control._store.send(BROKEN_FRAMES[frame])
 
     assert broken(3, act) == (mh.ProtocolError, sender)
 
@@ -296,7 +296,7 @@ def test_a_control_frame_of_the_store_that_cannot_be_read_is_one_first_cause_on_
 def test_a_control_frame_that_is_announced_too_long_is_one_first_cause_on_all_ranks() -> None:
     def act(group: Group) -> None:
         if group.rank == 2:
-            group._job.control._connection._connection._sock.send(b"\xff" * 4)
+            group._job.control._store._connection._sock.send(b"\xff" * 4)
 
     assert broken(3, act) == (mh.ProtocolError, 2)
 

@@ -32,14 +32,11 @@ from manyhands.control.protocol import (
     Join,
     Leave,
     LeaveGroup,
-    Prepare,
     Progress,
     Question,
     Report,
     Shrunk,
     Stalled,
-    Standby,
-    Successor,
     Testimony,
     Verdict,
     Wait,
@@ -47,10 +44,8 @@ from manyhands.control.protocol import (
 )
 from manyhands.control.recorder import Counted, FlightRecorder, Record
 from manyhands.control.recovery import Recovery
-from manyhands.control.standby_store import StandbyStore
 from manyhands.control.verdicts import error_from
 from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError
-from manyhands.net.network import Address
 from manyhands.runtime.computer import COMPUTER
 from manyhands.runtime.idle import last_move, nobody_else
 
@@ -92,8 +87,6 @@ class Control(ABC):
         The ranks that have ended since the job failed, and why.
     recovery
         What this rank asks of the store once the job has failed.
-    reserve
-        What goes on where the store ends, where that is this rank's part.
     raised
         The line of the program that raised what ends the job; nothing while there is none.
     before_failure
@@ -125,10 +118,6 @@ class Control(ABC):
         self._on_failure: list[Callable[[], None]] = []
         self.gone: dict[int, str] = {}
         self._on_gone: list[Callable[[int, str], None]] = []
-        self.reserve: StandbyStore | None = None
-        self._to_prepare: list[Prepare | Successor] = []
-        self._prepare: Callable[[Prepare | Successor], None] | None = None
-        self._when_orphaned: Callable[[], None] | None = None
 
     @abstractmethod
     def _post(self, message: FromRank) -> None:
@@ -189,22 +178,6 @@ class Control(ABC):
             before = dict(self.gone)
         for rank, reason in before.items():
             callback(rank, reason)
-
-    def stand_by(self, address: Address) -> None:
-        """Tell all ranks that this one goes on where the store ends, by its `reserve`, and where it listens for them."""
-        self._post(Standby(*address))
-
-    def on_prepare(self, callback: Callable[[Prepare | Successor], None]) -> None:
-        """Call ``callback`` when this rank is to go on where the store ends, and when another one is ready to; it must not block."""
-        with self._changed:
-            self._prepare = callback
-            early, self._to_prepare = self._to_prepare, []
-        for message in early:
-            callback(message)
-
-    def on_orphaned(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the store and its successor are both lost, instead of giving up; it must not block."""
-        self._when_orphaned = callback
 
     def welcome(self, deadline: Deadline) -> Welcome:
         """Wait until all ranks have come."""
@@ -442,13 +415,6 @@ class Control(ABC):
                     callback(rank, reason)
             case Shrunk() | Agreement() | JobReformed():
                 self.recovery.take(message)
-            case Prepare() | Successor():
-                with self._changed:
-                    prepare = self._prepare
-                    if prepare is None:
-                        self._to_prepare.append(message)
-                if prepare is not None:
-                    prepare(message)
             case Welcome() | Cards() | Farewell():
                 self._answered(message)
 
@@ -461,6 +427,4 @@ class Control(ABC):
                 self._cards[message.name] = message
             else:
                 self._farewell = True
-                if self.reserve is not None:
-                    self.reserve.all_have_left()
             self._changed.notify_all()

@@ -130,8 +130,8 @@ class Recovery:
         with self._changed:
             self._settled.pop(channel, None)
 
-    def end(self, why: Verdict | None) -> None:
-        """Take note that nobody answers any more; of None, that somebody does."""
+    def end(self, why: Verdict) -> None:
+        """End all waits: nobody answers any more."""
         with self._changed:
             self.cut = why
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The control connections of ranks that are processes: to the store, and to the rank that goes on in its place."""
+"""The control connections of a rank that is a process: to the store, and to the standby that takes over when the store is lost."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ import msgspec
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control import timing
+from manyhands.control.client_states import Action, Event, State, transition
 from manyhands.control.connection import Control
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
     Agreed,
     Decided,
+    Farewell,
     FromRank,
+    FromStore,
     JobReformed,
     Join,
     Leave,
     Orphaned,
+    Prepare,
     Report,
+    Standby,
     Successor,
     Verdict,
     Whereabouts,
@@ -29,6 +34,7 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
+from manyhands.control.reserve import StandbyStore
 from manyhands.net.credentials import Credentials
 from manyhands.net.frames import FrameConnection
 from manyhands.net.keepalive import Liveness
@@ -47,24 +53,31 @@ CONTROL_HELLO = b"control"
 class SocketControl(Control):
     """A control connection over TCP.
 
+    `client_states` has the states of its life. The methods here turn what happens into events, and perform the actions.
+
     Parameters
     ----------
     loop
-        Where it runs.
+        The loop that serves the connections.
     join
-        Who this rank is.
+        What this rank says of itself.
     address
-        Where the store listens; dialled again and again until the deadline, since the store may come last.
+        The address of the store. It is dialled again and again until the deadline, since the store may start last.
     credentials
-        What shows that this rank belongs to the job.
+        The proof that this rank belongs to the job.
     deadline
-        Until when to try.
+        The end of the attempts to connect.
     liveness
-        How it is noticed that the store, or its successor, is silent.
+        How silence of the store or its standby is noticed.
     cancelled
         Asked now and then whether to give up.
     hello
-        What this comes as.
+        The role in which this rank connects.
+
+    Attributes
+    ----------
+    reserve
+        The standby store of this rank; None unless this rank is the standby.
 
     Raises
     ------
@@ -88,26 +101,31 @@ class SocketControl(Control):
         sock = dial_patiently(address, credentials, hello, join.rank, deadline, cancelled)
         loop.own(sock)  # at once: nobody closes a control that fails before it is made
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
+        self.reserve: StandbyStore | None = None
         self._loop = loop
         self._liveness = liveness
         self._join = join
-        self._where = f" at {show_address(address)}"
-        self._second: _Wire | None = None  # to the rank that goes on where the store ends
-        self._expected: int | None = None  # the next one, to which this rank is connecting
-        self._orphaned: tuple[str, Verdict] | None = None  # how the connection to the store ended meanwhile
-        self._first_lost: int | None = None  # of the ranks that have had the store
-        self._old: list[_Wire] = []
-        self._searching: Verdict | None = None  # why neither is there, while this rank looks for the others
-        self._closed = False
         self._leave: Leave | None = None
-        self._lost_stores: set[int] = set()  # with those that were to go on in their place
-        self._survived: set[int] = set()  # whoever has lived for a while since both are lost
+        self._state = State.CONNECTED
+        self._where = f" at {show_address(address)}"
+        self._standby: _Wire | None = None
+        self._named: int | None = None  # the standby to which this rank is connecting
+        self._old: list[_Wire] = []
+        self._finding: Verdict | None = None  # how the connection to the store ended
+        self._first_lost: int | None = None  # of the ranks that have had the store
+        self._lost_stores: set[int] = set()  # with their standbys
+        self._living: set[int] = set()  # survivors of this host, seen a moment after the store and its standby were lost
+        self._early: list[Prepare | Successor] = []
+        self._prepare: Callable[[Prepare | Successor], None] | None = None
+        self._look: Callable[[], None] | None = None
         self._place: socket.socket | None = None
         if join.rank >= 0 and join.world_size > 1:
             self._join = msgspec.structs.replace(join, place=self._hold_place())
-        self._connection = _Wire(self, 0)
-        self._connection.open(sock)
+        self._store = _Wire(self, 0)
+        self._store.open(sock)
         self._post(self._join)
+
+    # Where the survivors find this rank
 
     def _hold_place(self) -> Whereabouts:
         address = self.host, 0
@@ -115,12 +133,12 @@ class SocketControl(Control):
             self._place = hold(self.host)
             self._loop.own(self._place)
             address = self._place.getsockname()[:2]
-        except OSError as error:  # as where there are no descriptors left
-            _log.debug("rank %d has no place where others could find it: %s", self.rank, error)
+        except OSError as error:  # no descriptors are left, for example
+            _log.debug("rank %d has no address at which survivors could find it: %s", self.rank, error)
         return Whereabouts(*address, self._join.pid, neighbourhood())
 
     def take_place(self) -> socket.socket | None:
-        """Return the socket of this rank's place, which listens from now on, as the caller's own; None where it has none, or cannot."""
+        """Return the socket of this rank's place, listening from now on and owned by the caller; None if there is none, or it cannot listen."""
         with self._changed:
             place, self._place = self._place, None
         if place is None:
@@ -133,225 +151,271 @@ class SocketControl(Control):
             return None
         return place
 
+    def place_of(self, rank: int) -> Address | None:
+        """Return where to find a rank when the store and its standby are lost; None if it has no such place."""
+        place = None if self._welcome is None else self._welcome.places[rank]
+        return (place.host, place.port) if place is not None and place.port else None
+
+    @property
+    def hosts(self) -> list[int]:
+        """For each rank a number, equal for ranks of one host."""
+        return [0] * self.world_size if self._welcome is None else self._welcome.hosts
+
     @property
     def lost(self) -> set[int]:
         """The ranks that have ended as far as this one knows, or are cut off from it."""
         with self._changed:
             return {*self._lost_stores, *(rank for rank in self.gone if rank < self.world_size)}
 
-    @property
-    def hosts(self) -> list[int]:
-        """For each rank a number, alike for those that share a host."""
-        return [0] * self.world_size if self._welcome is None else self._welcome.hosts
-
-    def place_of(self, rank: int) -> Address | None:
-        """Return where a rank is found if the store and its successor have ended; None where it has no such place."""
-        place = None if self._welcome is None else self._welcome.places[rank]
-        return (place.host, place.port) if place is not None and place.port else None
-
     def has_ended(self, rank: int) -> bool | None:
-        """Tell whether a rank's process has ended; None where that cannot be known here, as on another host."""
+        """Return whether a rank's process has ended; None if this process cannot know, since the rank is on another host."""
         places = [] if self._welcome is None else self._welcome.places
         theirs, ours = (places[rank], places[self.rank]) if places else (None, None)
         if theirs is None or ours is None or not ours.processes or theirs.processes != ours.processes:
             return None
-        return rank not in self._survived and has_ended(theirs.pid)
+        return rank not in self._living and has_ended(theirs.pid)
 
     def _note_the_living(self) -> None:
-        """Take note of who lives although the store and its successor are lost: they may go on without this rank, and end."""
-        self._survived |= {rank for rank in range(self.world_size) if self.has_ended(rank) is False}
+        """Remember the ranks that live although the store and its standby are lost: they may continue without this rank, and end."""
+        self._living |= {rank for rank in range(self.world_size) if self.has_ended(rank) is False}
+
+    # What the standby's part in this process uses
+
+    def stand_by(self, address: Address) -> None:
+        """Say that this rank is ready to take over by its `reserve`, and where it listens for the others."""
+        self._post(Standby(*address))
+
+    def on_prepare(self, callback: Callable[[Prepare | Successor], None]) -> None:
+        """Call ``callback`` when this rank is to become the standby, and when another one is ready; it must not block."""
+        with self._changed:
+            self._prepare = callback
+            early, self._early = self._early, []
+        for message in early:
+            callback(message)
+
+    def on_orphaned(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` to look for the survivors when the store and its standby are both lost; it must not block."""
+        self._look = callback
 
     def follow(self, sock: ProvenSocket, rank: int) -> None:
-        """Connect to the rank that goes on where the store ends, by a proven socket, which this closes in the end."""
+        """Take a proven socket to a standby, ``rank``, and close it in the end."""
         with self._changed:
-            if self._closed:
+            if self._state is State.CLOSED:
                 sock.close()
                 return
-            if self._second is not None:
-                self._second.close()
-            second = self._second = _Wire(self, rank)
-            second.open(sock)  # which the other may have closed, and then there is none
-            # Who goes on tells all the first cause that one of them knows, unless all only know that nobody was there.
-            second.send(
-                encode(self._join if self._searching is None else msgspec.structs.replace(self._join, verdict=self.verdict))
-            )
+            if self._standby is not None:
+                self._standby.close()
+            standby = self._standby = _Wire(self, rank)
+            standby.open(sock)  # the standby may have closed it, and is lost then
+            # Survivors that gather take the first cause that one of them knows.
+            is_lost = self._state in (State.SEARCHING, State.CUT_OFF)
+            standby.send(encode(msgspec.structs.replace(self._join, verdict=self.verdict) if is_lost else self._join))
             if self._leave is not None:
-                second.send(encode(self._leave))
-            if rank == self._expected:
-                self._expected = None
-            if self._searching is not None:
-                reason, self._searching = self._searching.text, None
-                if self._turn_to_successor():
-                    self._post(Orphaned(reason))
-            elif self._orphaned is not None:
-                self._loop.call(self._turn_at_last)
+                standby.send(encode(self._leave))
+            if rank == self._named:
+                self._named = None
+            self._move(Event.STANDBY_REACHED)
             self._changed.notify_all()
 
     def join_others(self, sock: ProvenSocket, rank: int) -> None:
-        """Connect to the rank with which those that are left gather, as `follow`, unless the store or its successor has answered meanwhile."""
+        """Take a socket to the survivor at which the others gather, as `follow`, unless this rank has a store again."""
         with self._changed:
-            if self.searching is not None:
+            if self._state is State.SEARCHING:
                 self.follow(sock, rank)
             else:
                 sock.close()
 
-    def await_successor(self, at_most_s: float) -> None:
-        """Wait until this rank is connected to whoever goes on where the store ends."""
+    @property
+    def searching(self) -> Verdict | None:
+        """The reason why this rank looks for the other survivors; None while it does not."""
         with self._changed:
-            self._changed.wait_for(lambda: self._second is not None or self.verdict is not None, at_most_s)
+            return self._finding if self._state is State.SEARCHING else None
+
+    def give_up_looking(self) -> None:
+        """End the search for the other survivors: nobody was found."""
+        self._finish(self._move(Event.NOBODY_FOUND))
+
+    def await_successor(self, at_most_s: float) -> None:
+        """Wait until this rank is connected to the standby."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._standby is not None or self.verdict is not None, at_most_s)
+
+    # What this rank says
 
     def _post(self, message: FromRank) -> None:
         last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after
-        if isinstance(message, Leave):  # to the successor first: the store may end as soon as all have left
+        if isinstance(message, Leave):  # to the standby first: the store may end as soon as all have left
             with self._changed:
                 self._leave = message
-                if self._second is not None:
-                    self._second.send(encode(message))
-        self._connection.send(encode(message), within_s=timing.LAST_WORDS_S if last_words else 0.0)
+                if self._standby is not None:
+                    self._standby.send(encode(message))
+        self._store.send(encode(message), within_s=timing.LAST_WORDS_S if last_words else 0.0)
 
     def went_on(self) -> None:
-        """Say that this rank is in the next job; also to a store or successor that was stopped, and has been given up."""
+        """Say that this rank is in the next job; also to a store or standby that was stopped, and has been given up."""
         mine = JobReformed([self.rank])
         with self._changed:
-            for connection in (self._connection, self._second, *self._old):
-                if connection is not None:
-                    connection.send(encode(mine))
+            for wire in (self._store, self._standby, *self._old):
+                if wire is not None:
+                    wire.send(encode(mine))
         reserve = self.reserve
-        if reserve is not None:  # which ends before it would hear it
+        if reserve is not None:  # it ends before it would hear this
             self._loop.call(lambda: reserve.went_on(mine.ranks))
 
     def close(self) -> None:
         """Close the connections."""
         with self._changed:
-            self._closed = True
-            for connection in (self._connection, self._second, *self._old, self._place):
+            self._move(Event.CLOSE)
+            for connection in (self._store, self._standby, *self._old, self._place):
                 if connection is not None:
                     connection.close()
             self._place = None
 
-    def _turn_to_successor(self) -> bool:
-        with self._changed:
-            if self._second is None:
-                return False
-            self._old.append(self._connection)
-            self._connection, self._second = self._second, None
-            self._where, self._orphaned = "", None
-            # Newcomers came to the store that has ended; the next one gives their numbers to others.
-            for rank in [rank for rank in self.gone if rank >= self.world_size]:
-                del self.gone[rank]
-            for message in self.recovery.turn_to(self._connection.rank):
-                self._loop.call(partial(self._loop.call_later, timing.COMING_S, partial(self.recovery.give_up_again, message)))
-            return True
+    # What happens to the connections
 
-    def _frame(self, connection: _Wire, frame: bytes | None) -> None:
+    def _frame(self, wire: _Wire, frame: bytes | None) -> None:
         message = decode_from_store(frame)
         if message is None or not all(0 <= rank < self.world_size for rank in ranks_in(message)):
-            if connection is self._connection:
-                flaw = connection.flaw and f" ({connection.flaw})"
-                text = f"rank {self.rank} got a frame that cannot be read from the store with rank {connection.rank}{self._where}{flaw}"
-                self._post(Report("protocol", text, connection.rank))  # who can be told is told the same
-                self.fail(Verdict("protocol", text, connection.rank))
+            if wire is self._store:
+                flaw = wire.flaw and f" ({wire.flaw})"
+                text = (
+                    f"rank {self.rank} got a frame that cannot be read from the store with rank {wire.rank}{self._where}{flaw}"
+                )
+                self._post(Report("protocol", text, wire.rank))  # the other ranks then raise the same
+                self.fail(Verdict("protocol", text, wire.rank))
             return
-        if isinstance(message, Decided):  # also of a store that was stopped while others went on without it
+        if isinstance(message, Decided):  # also from a store that was stopped while the others continued without it
             verdict = message.verdict if self.reserve is None else self.reserve.agree(message.verdict)
-            connection.send(encode(Agreed(verdict)))
+            wire.send(encode(Agreed(verdict)))
             return
         if isinstance(message, JobReformed):
             self._deliver(message)
             return
         with self._changed:
-            if connection is self._second:  # which goes on in the store's place from now on
-                self._turn_to_successor()
-            is_heard = connection is self._connection
-            if is_heard:
-                self._searching = None  # it was only slow
+            if wire is self._standby:
+                self._move(Event.STANDBY_SPEAKS)
+            elif wire is self._store:
+                self._move(Event.STORE_SPEAKS)
+            is_heard = wire is self._store
+            if is_heard and isinstance(message, Successor):
+                self._named = message.rank
+            elif is_heard and isinstance(message, Farewell):
+                self._move(Event.ALL_LEFT)
         if is_heard:
-            if isinstance(message, Successor):
-                self._expected = message.rank
             self._deliver(message)
 
-    def _lost(self, connection: _Wire, reason: str) -> None:
-        with self._changed:  # or `follow` turns to one that has ended, or comes too late for what is decided here
-            self._lost_stores.add(connection.rank)
-            if connection is self._second:
-                self._second = None
-            if self._farewell or connection is not self._connection:
-                return
-            lost = connection.rank if self._first_lost is None else self._first_lost
-            how = f"the control connection to it{self._where} ended ({reason})"
-            if lost == connection.rank:
-                text = f"rank {lost} was lost: {how}, so its process died or was cut off"
-            else:
-                text = f"rank {lost} was lost, and so was rank {connection.rank}, which was to go on in its place: {how}, so both died, or rank {self.rank} was cut off"
-            self._first_lost = lost
-            verdict = Verdict("lost", text, lost)
-            is_followed = self._turn_to_successor()
-            if not is_followed and self._expected is not None:
-                self._orphaned = reason, verdict
-                self._loop.call_later(
-                    timing.COMING_S, lambda: None if self._orphaned is None else self._cut_off(verdict, connection)
-                )
-                return
-            if not is_followed:
-                self._searching = verdict
-        if is_followed:
-            self._ask_successor(reason, verdict)
-        else:
-            self._cut_off(verdict, connection)
+    def _deliver(self, message: FromStore) -> None:
+        super()._deliver(message)
+        if isinstance(message, Prepare | Successor):
+            with self._changed:
+                prepare = self._prepare
+                if prepare is None:
+                    self._early.append(message)
+            if prepare is not None:
+                prepare(message)
 
-    def _turn_at_last(self) -> None:
-        """Go on with a successor that this rank has reached after the store had ended."""
-        orphaned = self._orphaned
-        if orphaned is None or self.cut:
-            return
-        if self._turn_to_successor():
-            self._ask_successor(*orphaned)
-        else:
-            self._cut_off(orphaned[1], self._connection)
-
-    def _ask_successor(self, reason: str, verdict: Verdict) -> None:
-        self._post(Orphaned(reason))
-        connection = self._connection
-        self._loop.call_later(timing.ORPHAN_S, lambda: None if self.failed else self._cut_off(verdict, connection))
-
-    def _cut_off(self, verdict: Verdict, connection: _Wire) -> None:
-        """Look for the others, unless this rank has another connection than the one that does not answer."""
+    def _lost(self, wire: _Wire, reason: str) -> None:
         with self._changed:
-            self._orphaned = None
-            is_followed = self._connection is not connection
-            if not is_followed:
-                self._searching = verdict
-            look = None if self._closed or self.recovery.gone_on else self._when_orphaned  # they are in the next job
-        if look is not None:
-            # Whoever they find tells all of them the same; but nobody waits for that for long.
-            self._loop.call_later(timing.COMING_S, lambda: self._fail_alone(verdict, connection))
-        if is_followed:
-            return
-        if look is None:
-            self.fail(verdict)
-            self.give_up_looking()
-        else:
+            self._lost_stores.add(wire.rank)
+            if wire is self._standby:
+                self._standby = None
+            if wire is not self._store:
+                return
+            self._finding = self._find(wire.rank, reason)
+            if self._standby is not None:
+                event = Event.LOST_WITH_STANDBY
+            else:
+                event = Event.LOST if self._named is None else Event.LOST_WITH_STANDBY_NAMED
+            action = self._move(event)
+        self._finish(action)
+
+    def _find(self, rank: int, reason: str) -> Verdict:
+        """Return what the end of the connection to the store means, should nobody know better."""
+        how = f"the control connection to it{self._where} ended ({reason})"
+        if self._first_lost is None:
+            self._first_lost = rank
+        first = self._first_lost
+        if first == rank:
+            return Verdict("lost", f"rank {rank} was lost: {how}, so its process died or was cut off", first)
+        text = (
+            f"rank {first} was lost, and so was its standby, rank {rank}: {how}, so both died, or rank {self.rank} was cut off"
+        )
+        return Verdict("lost", text, first)
+
+    def _turn_to_successor(self) -> bool:
+        with self._changed:
+            if self._standby is None:
+                return False
+            self._move(Event.STORE_SILENT)
+            return True
+
+    # The actions
+
+    def _move(self, event: Event) -> Action:
+        """Take in an event; do what concerns the connections, and return the action, of which `_finish` does the rest."""
+        with self._changed:
+            self._state, action = transition(self._state, event)
+            if action in (Action.TURN, Action.ASK, Action.JOIN):
+                self._turn()
+            if action in (Action.ASK, Action.JOIN) and self._finding is not None:
+                self._post(Orphaned(self._finding.text))
+            if action is Action.ASK:
+                self._later(timing.ORPHAN_S, Event.STANDBY_SILENT)
+            elif action is Action.AWAIT:
+                self._later(timing.COMING_S, Event.STANDBY_LATE)
+            elif action is Action.PASS_ON and self.reserve is not None:
+                self.reserve.all_have_left()
+            return action
+
+    def _finish(self, action: Action) -> None:
+        """Do what calls others, and so must not hold the lock."""
+        if action is Action.SEARCH:
+            look = None if self.recovery.gone_on else self._look  # the other survivors are in the next job
+            if look is None:
+                self.give_up_looking()
+                return
+            # What the survivors hear when they meet is the same for all; but no call waits for that for long.
+            self._loop.call_later(timing.COMING_S, lambda: self._finish(self._move(Event.NOBODY_TELLS)))
             self._loop.call_later(timing.DYING_S, self._note_the_living)
             look()
+        elif action in (Action.FAIL, Action.GIVE_UP) and self._finding is not None:
+            self.fail(self._finding)
+            if action is Action.GIVE_UP:
+                self.recovery.end(self._finding)
 
-    def _fail_alone(self, verdict: Verdict, connection: _Wire) -> None:
-        """Take what this rank has found for the first cause, unless the store or its successor was only slow."""
-        if self._searching is not None or self._connection is not connection:
-            self.fail(verdict)
+    def _turn(self) -> None:
+        """Take the standby for the store."""
+        if self._standby is None:
+            return
+        self._old.append(self._store)
+        self._store, self._standby = self._standby, None
+        self._where = ""
+        # Newcomers came to the store that is lost; the next one gives their numbers to others.
+        for rank in [rank for rank in self.gone if rank >= self.world_size]:
+            del self.gone[rank]
+        for message in self.recovery.turn_to(self._store.rank):
+            self._call_later(timing.COMING_S, partial(self.recovery.give_up_again, message))
 
-    @property
-    def searching(self) -> Verdict | None:
-        """Why this rank looks for the others: neither the store nor its successor is there. None while it does not."""
-        return self._searching
+    def _later(self, delay_s: float, event: Event) -> None:
+        """Let an event happen later, unless another rank has the store by then, or, of a silent standby, the first cause is known."""
+        store = self._store
 
-    def give_up_looking(self) -> None:
-        """Take note that nobody is found who goes on where the store and its successor have ended."""
-        with self._changed:
-            self.recovery.end(self._searching)
+        def happen() -> None:
+            with self._changed:
+                if self._store is not store or (event is Event.STANDBY_SILENT and self.failed):
+                    return
+                action = self._move(event)
+            self._finish(action)
+
+        self._call_later(delay_s, happen)
+
+    def _call_later(self, delay_s: float, function: Callable[[], None]) -> None:
+        """Call a function in the loop later; from any thread."""
+        self._loop.call(partial(self._loop.call_later, delay_s, function))
 
 
 class _Wire:
-    """A connection of a control, which knows it before the first frame comes; to which rank."""
+    """A connection to one rank, known to its control before the first frame comes."""
 
     def __init__(self, control: SocketControl, rank: int) -> None:
         self._control = control

@@ -1,0 +1,148 @@
+"""The table of a control connection's life, alone: no network, no thread, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from manyhands.control.client_states import TABLE, Action, Event, State, transition
+from manyhands.errors import InternalError
+
+FINAL = {State.CUT_OFF, State.PARTED, State.CLOSED}
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_each_event_is_in_one_part_of_each_row(state: State, event: Event) -> None:
+    row = TABLE[state]
+    assert [event in part for part in (row.moves, row.ignored, row.impossible)].count(True) == 1
+    if event in row.impossible:
+        with pytest.raises(InternalError, match=f"the event {event.name} in the state {state.name}"):
+            transition(state, event)
+    else:
+        assert transition(state, event) == row.moves.get(event, (state, Action.NONE))
+
+
+@pytest.mark.parametrize("state", FINAL)
+def test_a_final_state_is_left_for_closed_alone(state: State) -> None:
+    assert {after for after, _ in TABLE[state].moves.values()} <= {state, State.CLOSED}
+
+
+STORIES = {
+    "the standby takes over": [
+        (Event.STANDBY_REACHED, State.CONNECTED, Action.NONE),
+        (Event.LOST_WITH_STANDBY, State.ASKING, Action.ASK),
+        (Event.STORE_SPEAKS, State.CONNECTED, Action.NONE),
+        (Event.ALL_LEFT, State.PARTED, Action.PASS_ON),
+        (Event.LOST, State.PARTED, Action.NONE),
+    ],
+    "the standby is reached late": [
+        (Event.LOST_WITH_STANDBY_NAMED, State.ORPHANED, Action.AWAIT),
+        (Event.STANDBY_REACHED, State.ASKING, Action.ASK),
+        (Event.STANDBY_SILENT, State.SEARCHING, Action.SEARCH),
+        (Event.STORE_SPEAKS, State.CONNECTED, Action.NONE),
+    ],
+    "the store does not answer a report": [
+        (Event.STORE_SILENT, State.CONNECTED, Action.TURN),
+        (Event.STANDBY_SPEAKS, State.CONNECTED, Action.TURN),
+    ],
+    "the survivors gather": [
+        (Event.LOST, State.SEARCHING, Action.SEARCH),
+        (Event.NOBODY_TELLS, State.SEARCHING, Action.FAIL),
+        (Event.STANDBY_REACHED, State.GATHERING, Action.JOIN),
+        (Event.STORE_SPEAKS, State.CONNECTED, Action.NONE),
+        (Event.NOBODY_FOUND, State.CONNECTED, Action.NONE),
+    ],
+    "the survivor at which they gather dies": [
+        (Event.LOST, State.SEARCHING, Action.SEARCH),
+        (Event.STANDBY_REACHED, State.GATHERING, Action.JOIN),
+        (Event.LOST, State.SEARCHING, Action.SEARCH),
+    ],
+    "nobody is found": [
+        (Event.LOST_WITH_STANDBY_NAMED, State.ORPHANED, Action.AWAIT),
+        (Event.STANDBY_LATE, State.SEARCHING, Action.SEARCH),
+        (Event.NOBODY_FOUND, State.CUT_OFF, Action.GIVE_UP),
+        (Event.STANDBY_REACHED, State.CUT_OFF, Action.JOIN),
+        (Event.STORE_SPEAKS, State.CUT_OFF, Action.NONE),
+        (Event.CLOSE, State.CLOSED, Action.NONE),
+        (Event.CLOSE, State.CLOSED, Action.NONE),
+    ],
+    "a rank closes while it looks for the others": [
+        (Event.LOST, State.SEARCHING, Action.SEARCH),
+        (Event.CLOSE, State.CLOSED, Action.NONE),
+        (Event.NOBODY_FOUND, State.CLOSED, Action.GIVE_UP),
+    ],
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_goes_through_its_states(story: str) -> None:
+    state = State.CONNECTED
+    for event, expected, action in STORIES[story]:
+        assert transition(state, event) == (expected, action)
+        state = expected
+
+
+class World(msgspec.Struct, frozen=True):
+    """A model of what `SocketControl` knows beside the state, and of what can therefore happen to it."""
+
+    state: State = State.CONNECTED
+    is_store_there: bool = True
+    has_standby: bool = False
+    is_named: bool = False
+    timers: frozenset[Event] = frozenset()
+
+    def after(self, event: Event, **changes: bool) -> World:
+        world = msgspec.structs.replace(self, **changes)
+        state, action = transition(self.state, event)
+        there, standby, timers = world.is_store_there, world.has_standby, {*self.timers} - {event}
+        if action in (Action.TURN, Action.ASK, Action.JOIN):
+            assert standby  # there is one to turn to
+            there, standby = True, False
+            timers -= {Event.STANDBY_LATE, Event.STANDBY_SILENT}  # those of another store
+        if action is Action.ASK:
+            timers |= {Event.STANDBY_SILENT}
+        elif action is Action.AWAIT:
+            timers |= {Event.STANDBY_LATE}
+        elif action is Action.SEARCH:
+            timers |= {Event.NOBODY_TELLS, Event.NOBODY_FOUND}
+        return World(state, there, standby, world.is_named, frozenset(timers))
+
+    def next(self) -> Iterator[World]:
+        yield self.after(Event.CLOSE)
+        for event in self.timers:
+            yield self.after(event)
+        if self.is_store_there:
+            spoken = self.after(Event.STORE_SPEAKS)
+            yield spoken
+            yield msgspec.structs.replace(spoken, is_named=True)
+            yield spoken.after(Event.ALL_LEFT)
+            loss = Event.LOST_WITH_STANDBY_NAMED if self.is_named else Event.LOST
+            yield self.after(Event.LOST_WITH_STANDBY if self.has_standby else loss, is_store_there=False)
+        if self.has_standby:
+            yield msgspec.structs.replace(self, has_standby=False)  # it is lost
+            yield self.after(Event.STANDBY_SPEAKS)
+            yield self.after(Event.STORE_SILENT)
+        if self.state is not State.CLOSED:
+            for is_named in (False, self.is_named):  # the named one, or another
+                yield self.after(Event.STANDBY_REACHED, has_standby=True, is_named=is_named)
+
+
+def test_whatever_happens_no_impossible_event_comes_and_no_wait_has_no_end() -> None:
+    found, new = {World()}, [World()]
+    while new:
+        new = [after for world in new for after in world.next()]
+        new = [*{world for world in new if world not in found}]
+        found.update(new)
+    ends = {
+        State.ORPHANED: Event.STANDBY_LATE,
+        State.ASKING: Event.STANDBY_SILENT,
+        State.SEARCHING: Event.NOBODY_FOUND,
+    }
+    assert {world.state for world in found} == {*State}
+    for world in found:
+        assert world.state not in ends or ends[world.state] in world.timers, world
+        if world.state in (State.CONNECTED, State.GATHERING):  # this ends with the connection to the store
+            assert world.is_store_there, world
