@@ -1,9 +1,10 @@
-"""From a failure to the error that says why: the first cause that all ranks agree on."""
+"""How a failed call becomes an error: the first cause, on which all ranks agree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from manyhands.calls.engine.waiting import Breach, Overdue
 from manyhands.common.checks import safe_str
@@ -29,55 +30,125 @@ def guarded(
 ) -> None:
     """Do what moves bytes; turn each way in which it can fail into the first cause that all ranks agree on.
 
-    ``words`` say what the call is where the signature does not. Calls that have them are no collective: ``sequence`` is then
-    this rank's own count.
+    ``words`` name the call if the signature does not. Calls that have them are no collectives, and ``sequence`` is then this rank's own count.
     """
-    operation = str(words) if words else signature.operation
-
-    def first_cause(kind: str, text: str, peer: int | None) -> ManyHandsError:
-        if job.closed:
-            text = f"the group was closed during {operation} #{sequence}"
-            return ClosedError(text, rank=job.rank, operation=operation, sequence=sequence)
-        place = None if words else sequence
-        error = job.fail(Report(kind, text, peer, operation, members.channel + bool(words), place, list(members.ranks)))
-        return job.control.ended(error, operation, sequence)
-
     try:
         action()
-    except Overdue as overdue:
-        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s"
-        raise first_cause("deadline", text, overdue.peers[0]) from None
-    except TimeoutError as error:
-        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
-        raise first_cause("deadline", text, None) from None
-    except LinkLost as lost:
-        text = f"in {operation} #{sequence} the connection of rank {job.rank} to rank {lost.peer} broke ({lost.reason})"
-        raise first_cause("lost", text, lost.peer) from None
-    except Damaged as damaged:
-        text = f"during {operation} #{sequence} on rank {job.rank}: {damaged.reason}"
-        raise first_cause("protocol", text, damaged.peer) from None
-    except HeaderMismatch as mismatch:
-        kind, text = _explain(job, str(words), signature, sequence, mismatch)
-        raise first_cause(kind, text, mismatch.peer) from None
     except BaseException as error:
-        problem = _breach(error)
-        cause = error if problem is None else PluginError(f"the backend {job.backend_name!r} breaks its contract: {problem}")
+        call = _FailedCall(job, members, sequence, signature, deadline, str(words))
+        finding = call.finding(error)
+        if finding is not None:
+            raise call.first_cause(finding) from None
+        instead = call.broken_off(error)
+        if instead is None:
+            raise
+        raise instead from error
+
+
+class _Finding(NamedTuple):
+    """What this rank has found: the kind, the text and the peer of its report."""
+
+    kind: str
+    text: str
+    peer: int | None
+
+
+class _FailedCall(NamedTuple):
+    """A call that has failed on this rank; the fields are the arguments of `guarded`."""
+
+    job: Job
+    members: Members
+    sequence: int
+    signature: CallSignature
+    deadline: Deadline
+    words: str
+
+    @property
+    def operation(self) -> str:
+        return self.words or self.signature.operation
+
+    def first_cause(self, finding: _Finding) -> ManyHandsError:
+        """Report what was found, and return the first cause, as the error of this call."""
+        job, operation, sequence = self.job, self.operation, self.sequence
+        if job.closed:
+            return ClosedError(
+                f"the group was closed during {operation} #{sequence}", rank=job.rank, operation=operation, sequence=sequence
+            )
+        channel = self.members.channel + bool(self.words)
+        error = job.fail(Report(*finding, operation, channel, None if self.words else sequence, list(self.members.ranks)))
+        return job.control.ended(error, operation, sequence)
+
+    def finding(self, error: BaseException) -> _Finding | None:
+        """Return what an error tells about another rank, or about all; None if it is of this rank's own."""
+        rank, call = self.job.rank, f"{self.operation} #{self.sequence}"
+        match error:
+            case Overdue():
+                return _Finding("deadline", f"{call} did not finish within {self.deadline.timeout_s:g} s", error.peers[0])
+            case TimeoutError():
+                text = f"{call} did not finish within {self.deadline.timeout_s:g} s on rank {rank} ({error})"
+                return _Finding("deadline", text, None)
+            case LinkLost():
+                text = f"in {call} the connection of rank {rank} to rank {error.peer} broke ({error.reason})"
+                return _Finding("lost", text, error.peer)
+            case Damaged():
+                return _Finding("protocol", f"during {call} on rank {rank}: {error.reason}", error.peer)
+            case HeaderMismatch():
+                return self._mismatch(error)
+            case _:
+                return None
+
+    def broken_off(self, error: BaseException) -> ManyHandsError | None:
+        """Tell the others of an error of this rank's own, and return what to raise in its place; None if nothing else.
+
+        A signal, a lack of memory, an error in a user's ufunc, a bug: messages are half sent, so no rank can use the group any more.
+        """
+        job, operation, sequence = self.job, self.operation, self.sequence
+        instead: ManyHandsError | None = None
         if isinstance(error, MemoryError):
             why = safe_str(error) or "there is no memory left"
-            cause = OutOfMemoryError(why, rank=job.rank, operation=operation, sequence=sequence)
+            instead = OutOfMemoryError(why, rank=job.rank, operation=operation, sequence=sequence)
+        elif (breach := _breach(error)) is not None:
+            instead = PluginError(f"the backend {job.backend_name!r} breaks its contract: {breach}")
         if not job.control.failed:
-            # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
+            cause = instead or error
             text = f"rank {job.rank} broke off {operation} #{sequence} with {type(cause).__name__}: {safe_str(cause)}"
-            first_cause("aborted", text, job.rank)
+            self.first_cause(_Finding("aborted", text, job.rank))
         elif isinstance(error, CommError):
             job.control.ended(error, operation, sequence)
-        if cause is error:
-            raise
-        raise cause from error
+        return instead
+
+    def _mismatch(self, mismatch: HeaderMismatch) -> _Finding:
+        """Return what an unexpected message tells about its sender."""
+        rank, peer, sequence = self.job.rank, mismatch.peer, self.sequence
+        call = self.words or self.signature.describe()
+        same = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
+        if not mismatch.header:
+            text = (
+                f"the ranks did not make the same call: rank {rank} is in {call} #{sequence}, and rank {peer} is in {ANOTHER_CALL}. {same}; "
+                f"at #{sequence}:"
+            )
+            return _Finding("mismatch", text, peer)
+        header = parse_header(mismatch.header)
+        if header is None:
+            text = f"rank {peer} sent rank {rank} something that is no manyhands message: {mismatch.header[:16]!r}"
+            return _Finding("protocol", text, peer)
+        if header.digest == self.signature.digest and header.sequence == sequence:
+            text = (
+                f"in {self.signature.operation} #{sequence} rank {peer} sends {header.nbytes} bytes that rank {rank} does not expect: "
+                "do the counts of both fit together?"
+            )
+        elif self.words:
+            text = f"rank {rank} is in {call}, and what rank {peer} sent it is of a {header.operation}:"
+        else:
+            text = (
+                f"the ranks did not make the same call: rank {rank} is in {call} #{sequence}, and rank {peer} sent "
+                f"it a message of {header.describe()} #{header.sequence}. {same}; at #{sequence}:"
+            )
+        return _Finding("mismatch", text, peer)
 
 
 def broken_off(job: Job, members: Members, what: str, error: BaseException) -> None:
-    """Tell the other ranks of an error in a part of a call for which they wait already."""
+    """Report an error in a part of a call for which the other ranks wait already."""
     if not isinstance(error, CommError):
         text = f"rank {job.rank} broke off {what} with {type(error).__name__}: {safe_str(error)}"
         job.fail(Report("aborted", text, peer=job.rank, members=list(members.ranks)))
@@ -87,7 +158,7 @@ def broken_off(job: Job, members: Members, what: str, error: BaseException) -> N
 
 @contextmanager
 def awaited(job: Job, members: Members, what: str) -> Iterator[None]:
-    """Run a part of a call for which the other ranks wait already: whatever goes wrong in it, they must learn of it."""
+    """Run a part of a call for which the other ranks wait already, and report any error in it."""
     try:
         yield
     except BaseException as error:
@@ -96,12 +167,12 @@ def awaited(job: Job, members: Members, what: str) -> Iterator[None]:
 
 
 def again(error: BaseException) -> None:
-    """Raise an error; what `guarded` does where the error has come already."""
+    """Raise an error: the action of a call that has failed before `guarded` is called."""
     raise error
 
 
 def _breach(error: BaseException) -> str | None:
-    """Say what a backend did wrong, where an error tells: messages are not looked at one by one, which would cost time."""
+    """Return what a backend did wrong, if an error tells. Checking each message would cost time."""
     if isinstance(error, Breach):
         return str(error)
     if isinstance(error, AttributeError) and error.name in ("done", "moved"):
@@ -124,7 +195,7 @@ def exchange_cards(
     *,
     is_given: bool = False,
 ) -> tuple[list[bytes], int]:
-    """Trade cards with some ranks of the world, as `Control.exchange`; a rank that does not come ends the job.
+    """Exchange cards with some ranks of the world, as `Control.exchange`; a rank that does not come ends the job.
 
     Raises
     ------
@@ -135,35 +206,7 @@ def exchange_cards(
         return job.control.exchange(name, card, deadline, ranks, members.channel, call, is_given=is_given)
     except BaseException as error:
         if not isinstance(error, ManyHandsError):
-            # The others may go on with this rank, which does not know of it.
+            # The exchange may have succeeded on the others, which then count on this rank.
             text = f"rank {job.rank} broke off {name} with {type(error).__name__}: {safe_str(error)}"
             job.fail(Report("aborted", text, job.rank, name, members=list(ranks)))
         raise
-
-
-def _explain(job: Job, words: str, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
-    """Say what a message that was not expected tells about its sender."""
-    call = words or signature.describe()
-    same = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
-    if not mismatch.header:
-        return "mismatch", (
-            f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} is in {ANOTHER_CALL}. {same}; "
-            f"at #{sequence}:"
-        )
-    header = parse_header(mismatch.header)
-    if header is None:
-        return (
-            "protocol",
-            f"rank {mismatch.peer} sent rank {job.rank} something that is no manyhands message: {mismatch.header[:16]!r}",
-        )
-    if header.digest == signature.digest and header.sequence == sequence:
-        return "mismatch", (
-            f"in {signature.operation} #{sequence} rank {mismatch.peer} sends {header.nbytes} bytes that rank {job.rank} does not expect: "
-            "do the counts of both fit together?"
-        )
-    if words:
-        return "mismatch", f"rank {job.rank} is in {call}, and what rank {mismatch.peer} sent it is of a {header.operation}:"
-    return "mismatch", (
-        f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} sent "
-        f"it a message of {header.describe()} #{header.sequence}. {same}; at #{sequence}:"
-    )
