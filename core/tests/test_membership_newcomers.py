@@ -125,7 +125,7 @@ def test_with_fewer_than_there_must_be_nobody_goes_on() -> None:
     (answer,) = shrunk(job.told[1])
     assert answer.problem is not None
     assert (answer.problem.kind, answer.problem.peer) == ("lost", 3)
-    assert answer.problem.text.startswith("3 ranks are left, and the job goes on with 4 or more")
+    assert answer.problem.text.startswith("3 ranks are left, and the job needs 4 or more to continue")
 
 
 def test_a_newcomer_that_ends_meanwhile_is_told_to_all_and_the_next_one_has_another_number() -> None:

@@ -60,7 +60,7 @@ def test_nobody_goes_on_beside_those_that_are_in_the_next_job_and_all_are_told()
     assert told == other
     assert told.problem is not None
     assert (told.problem.kind, told.problem.peer, told.ranks) == ("lost", 1, [])
-    assert told.problem.text == "rank 1 went on without ranks 2-3, who must not go on beside it"
+    assert told.problem.text == "rank 1 continued without ranks 2-3, which must not continue beside it"
 
 
 def test_who_has_left_is_not_waited_for() -> None:
@@ -202,7 +202,7 @@ def test_of_two_parts_that_cannot_see_each_other_only_one_agrees() -> None:
     (told,) = agreements(job, 2)
     assert told == agreements(job, 3)[0]
     assert told.problem is not None
-    assert "must not go on beside them" in told.problem.text
+    assert "must not continue beside them" in told.problem.text
     assert told.problem.operation == "agree"
 
 

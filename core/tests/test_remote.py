@@ -366,7 +366,7 @@ def test_who_is_told_that_others_have_gone_on_passes_it_on_where_the_store_ends(
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     successor.say(JobReformed([1]))  # which does not mean that it is the store now
-    until(lambda: bool(stage.control.recovery.gone_on))
+    until(lambda: bool(stage.control.recovery.reformed))
     assert Asking(stage.control, PATIENCE_S).is_alive()
     assert isinstance(stage.store.heard.get(timeout=PATIENCE_S), Shrink)
     stage.store.connection.close()

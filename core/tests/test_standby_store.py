@@ -138,7 +138,7 @@ def test_those_that_are_in_the_next_job_are_told_to_all_and_the_others_do_not_go
     while not isinstance(told := company.hear(2), Shrunk):
         pass
     assert told.problem is not None
-    assert told.problem.text == "rank 3 went on without ranks 1-2, who must not go on beside it"
+    assert told.problem.text == "rank 3 continued without ranks 1-2, which must not continue beside it"
 
 
 def test_a_rank_that_is_on_its_way_as_the_store_ends_is_waited_for() -> None:

@@ -105,7 +105,9 @@ def test_min_ranks_holds_where_the_store_and_the_door_die_too(start: Start, dead
     jobs = [start(host, f"DEAD = {dead!r}" + DYING_AT_ONCE, "--min-ranks", "4") for host in range(2)]
     codes = [job.finish() for job in jobs]
     assert codes == [137, 1], [job.said for job in jobs]
-    assert f"{4 - len(dead)} ranks are left, and the job goes on with 4 or more (--min-ranks): start it anew" in jobs[1].said
+    assert (
+        f"{4 - len(dead)} ranks are left, and the job needs 4 or more to continue (--min-ranks): start it anew" in jobs[1].said
+    )
     assert set(generations(jobs[0].said + jobs[1].said)) == {0}
 
 

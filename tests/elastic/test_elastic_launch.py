@@ -118,7 +118,9 @@ def test_spares_come_in_after_a_failure_and_those_that_nobody_needs_are_ended(tm
 def test_with_fewer_ranks_than_there_must_be_the_job_ends_with_an_error_that_says_so(tmp_path: Path) -> None:
     answer = elastic(tmp_path, TRAINING + "DEATHS = 1" + DYING + ENDING, "-n", "3", "--min-ranks", "3")
     assert answer.returncode == 137
-    assert "PeerLostError: 2 ranks are left, and the job goes on with 3 or more (--min-ranks): start it anew" in answer.stderr
+    assert (
+        "PeerLostError: 2 ranks are left, and the job needs 3 or more to continue (--min-ranks): start it anew" in answer.stderr
+    )
 
 
 def test_where_all_members_have_died_the_job_ends_and_nobody_waits_at_the_door(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_who_neither_shrinks_nor_ends_is_named_on_all_who_wait_for_it_and_all_ma
                 group.shrink(timeout_s=2 if group.rank == 0 else 30)
             assert (caught.value.peer, caught.value.operation) == (2, "shrink")
             assert str(caught.value) == (
-                "the group did not shrink within 2 s: rank 2 did not call shrink(), and did not end either; every rank that is left must call it"
+                "the group did not shrink within 2 s: rank 2 did not call shrink(), and did not end either; every survivor must call it"
             )
             with pytest.raises(mh.ClosedError, match=r"the group is closed; call shrink\(\) again, or close\(\) it"):
                 group.barrier()

@@ -121,4 +121,4 @@ def test_a_network_that_parts(nursery: Nursery, sides: tuple[int, ...], go_on: l
             for each in told:
                 assert each["type"] == "PeerLostError"
                 assert sides[each["about"]] != sides[rank], each
-                assert "cut off" in each["text"] or "must not go on beside them" in each["text"]
+                assert "cut off" in each["text"] or "must not continue beside them" in each["text"]

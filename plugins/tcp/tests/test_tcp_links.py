@@ -194,7 +194,7 @@ def test_silence_is_bounded_on_the_control_connection_alone() -> None:
         group.barrier()
         group.sendrecv(np.ones(1), peer, peer)
         job: Any = group._job
-        return user_timeout_ms(job.control._connection._connection._sock), [
+        return user_timeout_ms(job.control._store._connection._sock), [
             user_timeout_ms(link(group, *key)) for key in links(group)
         ]
 
@@ -218,4 +218,4 @@ def test_a_connection_that_somebody_on_the_path_leads_to_another_rank_is_refused
         failures = ranks.start().raised()
     assert failures.keys() == {0, 1, 2}
     assert (failures[0]["type"], failures[0]["about"]) == ("PeerLostError", 1)
-    assert "is not rank 1 (tcp) of this job: somebody leads connections elsewhere" in failures[0]["text"]
+    assert "is not rank 1 (tcp) of this job: connections are redirected" in failures[0]["text"]

@@ -1,4 +1,4 @@
-"""A rank's end of the control connection: trade cards, report failures, learn the first cause."""
+"""A rank's end of the control connection: exchange cards, report failures, learn the first cause."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ __all__ = ["Control", "make_join"]
 _log = logging.getLogger("manyhands.job")
 
 _SLICES = 10
-"""In how many parts a rank does so: where it was itself stopped meanwhile, only one of them is over."""
+"""The parts of a wait for the store: if this rank itself was stopped meanwhile, only one part has passed."""
 _SHARED = frozenset({"lost", "deadline", "failed"})
-"""Findings that tell nothing where rank 0 does not answer: whoever is late, or breaks its connections, may do so because of that."""
+"""Findings that tell nothing if rank 0 does not answer: a rank may be late, or break its connections, because of that."""
 _MAX_WORDS = 4000
 E = TypeVar("E", bound=ManyHandsError)
 
 
 def make_join(rank: int, world_size: int, backend: str, choices: str, runtime: Runtime = COMPUTER) -> Join:
-    """Return what a rank says when it comes."""
+    """Return what a rank says of itself when it comes."""
     return Join(rank, world_size, backend, choices, __version__, sys.byteorder, *runtime.identity(rank))
 
 
@@ -72,25 +72,25 @@ class Control(ABC):
     Attributes
     ----------
     rank, world_size
-        Who this rank is.
+        This rank, and the number of all ranks.
     recorder
-        Its last calls.
+        The last calls of this rank.
     counted
-        How far it has come.
+        The progress of this rank.
     host
         The address by which this rank reaches the store.
     runtime
-        What this rank runs on.
+        The clock, locks and threads of this rank.
     origins
-        For each rank the one that it was when the job began, where the ranks have been numbered anew since; None for one that came later.
+        For each rank its number when the job began, if the ranks have been renumbered since; None for one that came later.
     gone
         The ranks that have ended since the job failed, and why.
     recovery
-        What this rank asks of the store once the job has failed.
+        The requests of this rank once the job has failed.
     raised
-        The line of the program that raised what ends the job; nothing while there is none.
+        The line of the program that raised the exception that ends the job; empty while there is none.
     before_failure
-        Called with the first cause when the job fails, before any thread of this rank can know of it; it must not block, nor raise.
+        Called with the first cause when the job fails, before any thread of this rank learns of it; it must not block, nor raise.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class Control(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the connection holds; twice is fine."""
+        """Release what the connection holds; twice is fine."""
 
-    def await_successor(self, at_most_s: float) -> None:  # noqa: B027 - where ranks are threads, the store ends with them
-        """Wait until this rank is connected to whoever goes on where the store ends; at once where nobody does."""
+    def await_successor(self, at_most_s: float) -> None:  # noqa: B027 - a store of threads ends with them
+        """Wait until this rank is connected to the store's standby; return at once if there is none."""
 
     @property
     def cut(self) -> bool:
-        """Whether neither the store nor its successor is there, nor anybody who goes on in their place."""
+        """Whether this rank is cut off: the store and its standby are lost, and no survivor was found."""
         return self.recovery.cut is not None
 
     @property
@@ -141,14 +141,14 @@ class Control(ABC):
         return self.verdict is not None
 
     def error(self, operation: str | None = None, sequence: int | None = None) -> ManyHandsError:
-        """Return the first cause, as a new exception; it tells the call that it ended on this rank, by default that which asks."""
+        """Return the first cause, as a new exception, which names the first call that it ended on this rank; by default the one given here."""
         if self.verdict is None:
             raise InternalError("asked for the cause of a failure that did not happen", rank=self.rank)
         error = error_from(self.verdict, self.rank)
         origin = None if not self.origins or self.verdict.peer is None else self.origins[self.verdict.peer]
         if origin not in (None, self.verdict.peer):
             error.add_note(
-                f"since shrink() ranks are counted anew: rank {self.verdict.peer} is the one that began as rank {origin}"
+                f"shrink() has renumbered the ranks: rank {self.verdict.peer} is the one that began as rank {origin}"
             )
         if self._ended is None and operation is not None:
             self._ended = operation, sequence
@@ -157,14 +157,14 @@ class Control(ABC):
         return error
 
     def ended(self, error: E, operation: str, sequence: int | None) -> E:
-        """Note in an error the call that it ends on this rank, and return it; later calls are told of the first one."""
+        """Note in an error the call that it ends on this rank, and return it; errors of later calls name the first one."""
         if self._ended is None:
             self._ended = operation, sequence
         error.operation, error.sequence = operation, sequence
         return error
 
     def on_failure(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the job fails, at once if it has; it must not block."""
+        """Call ``callback`` when the job fails, or now if it has failed; it must not block."""
         with self._changed:
             self._on_failure.append(callback)
             late = self.verdict is not None
@@ -172,7 +172,7 @@ class Control(ABC):
             callback()
 
     def on_gone(self, callback: Callable[[int, str], None]) -> None:
-        """Call ``callback(rank, reason)`` for each rank that has ended since the job failed, or does so later; it must not block."""
+        """Call ``callback(rank, reason)`` for each rank that has ended since the job failed, or ends later; it must not block."""
         with self._changed:
             self._on_gone.append(callback)
             before = dict(self.gone)
@@ -185,14 +185,14 @@ class Control(ABC):
         if self._welcome is None:
             raise DeadlineError(
                 f"the ranks did not meet within {deadline.timeout_s:g} s: rank {self.rank} of {self.world_size} came, and the store "
-                "with rank 0, which knows of the others, does not answer",
+                "with rank 0, which knows the others, does not answer",
                 rank=self.rank,
                 peer=0,
             )
         hosts, places, certificates = self._welcome.hosts, self._welcome.places, self._welcome.certificates
         if not len(hosts) == len(places) == len(certificates or hosts) == self.world_size:
             told = f"{len(hosts)} hosts, {len(places)} places and {len(certificates)} certificates"
-            text = f"the store told rank {self.rank} of the {told} of {self.world_size} ranks"
+            text = f"the store named {told} to rank {self.rank}, and there are {self.world_size} ranks"
             raise self.report(Report("protocol", text, 0))
         return self._welcome
 
@@ -207,29 +207,29 @@ class Control(ABC):
         *,
         is_given: bool = False,
     ) -> tuple[list[bytes], int]:
-        """Give this rank's card; return those of all members in their order, and the first of as many unused numbers.
+        """Give this rank's card; return the cards of all members in their order, and the first of as many unused numbers.
 
         Parameters
         ----------
         name
-            What the exchange is, alike on all members; unused before, or by an exchange that has ended.
+            The name of the exchange, the same on all members; unused, or used by an exchange that has ended.
         card
             At most 64 KiB.
         deadline
-            Until when.
+            The end of the wait.
         members
             The ranks that take part, in the same order on all of them; all ranks by default.
         channel
-            The channel of the group that they belong to.
+            The channel of their group.
         call
-            The call and its number, where the ranks meet because of one: members that are in other calls there are told apart at once.
+            The call and its number, if the exchange is part of one: members in other calls are then a mismatch at once.
         is_given
             Whether `give_card` has given the card before.
 
         Raises
         ------
         CommError
-            The first cause, alike on all ranks: a `DeadlineError` where a rank did not give its own in time.
+            The first cause, the same on all ranks: a `DeadlineError` if a rank did not give its card in time.
         """
         if len(card) > MAX_CARD_BYTES:
             raise InternalError(f"a card of {len(card)} bytes, and {MAX_CARD_BYTES} are allowed")
@@ -264,7 +264,7 @@ class Control(ABC):
         return cards.cards, cards.number
 
     def leave_group(self, number: int, members: Sequence[int], then: Callable[[], None]) -> None:
-        """Say that this rank has finished with a group; call ``then`` once all its members have. Never blocks."""
+        """Say that this rank has left a group; call ``then`` once all its members have. Never blocks."""
         now = self.counted.progress()
         channels = (2 * number, 2 * number + 1)
 
@@ -283,15 +283,15 @@ class Control(ABC):
         self._post(LeaveGroup(number, list(members), mine))
 
     def give_card(self, name: str, card: bytes, members: Sequence[int]) -> None:
-        """Give this rank's card of an `exchange` that it is going to wait for."""
+        """Give this rank's card before it waits in the `exchange`."""
         self._post(Exchange(name, card, list(members)))
 
     def waits_in_background(self, wait: Wait) -> None:
-        """Tell the store what this rank's device waits for, while none of its threads need do so."""
+        """Tell the store what this rank's device waits for, although no thread of the rank may wait."""
         self._post(Stalled(wait, [wait], self.counted.progress(), False))
 
     def checkpoint(self, place: str, count: int, digest: bytes, members: Sequence[int]) -> None:
-        """Tell the store which calls on devices this rank has made; it compares them with those of the other members."""
+        """Tell the store which calls on devices this rank has made, to be compared with those of the other members."""
         self._post(Checkpoint(place, count, digest, list(members)))
 
     def report_wait(self, record: Record, wait: Wait) -> None:
@@ -304,7 +304,7 @@ class Control(ABC):
 
     def report(self, report: Report) -> ManyHandsError:
         """Report a failure; return the first cause that all ranks agree on, or this finding if the store does not answer."""
-        # An exception's text can be of any length and hold what no encoding takes; a report must get through.
+        # An exception's text can have any length, and characters that cannot be encoded; a report must arrive all the same.
         words = report.text[:_MAX_WORDS].encode("utf-8", "replace").decode()
         report = msgspec.structs.replace(report, text=words)
         if not self.failed:
@@ -318,11 +318,11 @@ class Control(ABC):
         return self.error()
 
     def _turn_to_successor(self) -> bool:
-        """Talk to the store's successor from now on, where there is one, since the store does not answer."""
+        """Take the standby for the store, since the store does not answer; return whether there is one."""
         return False
 
     def _await_verdict(self) -> None:
-        """Wait for a verdict as long as the store says anything, and for `timing.VERDICT_S` at most. While this rank is stopped no time passes."""
+        """Wait for a verdict while the store says anything, for `timing.VERDICT_S` at most. The time in which this rank is stopped does not count."""
         left, waited, slice_s = _SLICES, 0.0, timing.SILENCE_S / _SLICES
         with self._changed:
             heard = self._heard
@@ -339,10 +339,10 @@ class Control(ABC):
                 waited += min(self.runtime.now() - since, slice_s)
 
     def _give_up(self, report: Report) -> None:
-        """End the job on this rank, which does not hear from the store."""
+        """End the job on this rank: the store does not answer."""
         silence = "rank 0 does not answer: it is stopped, cut off or busy"
         if report.kind in _SHARED:
-            # Alike on all ranks but for the last line. When rank 0 goes on, the store must not take ranks that gave up for lost.
+            # The same on all ranks but for the last line. Should rank 0 continue, its store must not count ranks that gave up as lost.
             text = f"{silence}, and through it the ranks find the first cause.\n  rank {self.rank}: {report.text}"
             report = msgspec.structs.replace(report, kind="silent", text=text, peer=0)
             self._post(report)
@@ -353,7 +353,7 @@ class Control(ABC):
         self.fail(Verdict(report.kind, report.text, report.peer, report.operation, report.sequence))
 
     def leave(self, deadline: Deadline) -> bool:
-        """Say goodbye, and wait until all ranks have, for as long as the deadline allows; tell whether they have.
+        """Say goodbye, and wait until all ranks have, or the deadline passes; return whether they have.
 
         Raises
         ------
@@ -364,8 +364,8 @@ class Control(ABC):
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
-    def went_on(self) -> None:  # noqa: B027 - where ranks are threads, nobody goes on
-        """Say that this rank is in the next job, to all that could let others go on; never blocks."""
+    def went_on(self) -> None:  # noqa: B027 - ranks that are threads cannot shrink
+        """Say that this rank is in the next job, to all that could let other ranks continue without it; never blocks."""
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:
         with self._changed:
@@ -400,7 +400,7 @@ class Control(ABC):
                 progress = self.counted.progress()
                 calls = progress.calls.get(channel, 0)
                 if not entered and 0 <= sequence < calls:
-                    # So long ago that it is not recorded any more: calls on GPUs are made ahead of what the GPU has done.
+                    # The record is too old to be kept: calls on GPUs are made ahead of what the GPU has done.
                     entered, text = True, f"has made it; {text}"
                 self._post(Testimony(inquest, entered, text, calls, self.recorder.waits()[0], progress))
             case Disbanded(group):
@@ -419,7 +419,7 @@ class Control(ABC):
                 self._answered(message)
 
     def _answered(self, message: Welcome | Cards | Farewell) -> None:
-        """Keep what a thread of this rank waits for."""
+        """Keep an answer that a thread of this rank waits for."""
         with self._changed:
             if isinstance(message, Welcome):
                 self._welcome = message

@@ -1,4 +1,4 @@
-"""What a rank asks of the store once its job has failed: to go on with the ranks that are left, and to agree with them."""
+"""What a survivor asks of the store after a failure: to continue with the other survivors, and to agree with them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["Recovery"]
 
 
 class Recovery:
-    """What this rank has asked, and what it has been told: all that the next store must hear again, where this one ends.
+    """The requests and answers of this rank: all that the next store must hear again if this one is lost.
 
     Parameters
     ----------
     rank
-        Who this rank is.
+        This rank.
     post
-        Sends a message to the store that this rank is connected to; never blocks.
+        Sends a message to the store; never blocks.
     changed
-        Guards this, and is notified of what comes.
+        Guards this, and is notified of answers.
 
     Attributes
     ----------
     cut
-        Why neither the store nor its successor is there, and nobody who goes on in their place; None while one of them may be.
-    gone_on
+        The reason why no store will ever answer; None while one may.
+    reformed
         The ranks that are in the next job already.
     """
 
@@ -48,18 +48,18 @@ class Recovery:
         self._agreed: dict[str, Agreement] = {}
         self._settled: dict[int, Agree] = {}
         self._giving_up: dict[str, GiveUp] = {}
-        self.gone_on: set[int] = set()
+        self.reformed: set[int] = set()
         self.cut: Verdict | None = None
 
     def shrink(self, address: Address, deadline: Deadline, *, has_door: bool = False, certificate: str | None = None) -> Shrunk:
-        """Ask to go on with the ranks that are left; wait until all of them have. The first of them waits for the others at its address.
+        """Ask to continue with the other survivors, and wait until all of them ask. The first of them waits for the others at its address.
 
-        Its ``certificate`` has the names by which they know it there.
+        ``certificate`` holds the names in this rank's certificate.
 
         Raises
         ------
         PeerLostError
-            The store is lost, and its successor as well.
+            The store and its standby are lost.
         DeadlineError
             A rank neither asked nor ended in time.
         """
@@ -72,7 +72,7 @@ class Recovery:
         shrunk = self._await_shrunk(deadline.remaining())
         if shrunk is None and self.cut is None:
             self._end_waiting(GiveUp(deadline.timeout_s, attempt=self._attempts))
-            shrunk = self._await_shrunk(timing.MISSING_S)  # who is missing, the store knows
+            shrunk = self._await_shrunk(timing.MISSING_S)  # the store knows which ranks are missing
         with self._changed:
             self._shrink = None
         if shrunk is not None and shrunk.problem is None:
@@ -83,32 +83,32 @@ class Recovery:
         raise error_from(self._no_answer(problem, "shrink", "shrink()", deadline), self._rank)
 
     def agree(self, channel: int, name: str, flag: int, members: Sequence[int], deadline: Deadline) -> int:
-        """Give this rank's flag; return the bitwise and of all that members which are left have given, alike on all of them.
+        """Give this rank's flag; return the bitwise and of the flags of all surviving members, the same on all of them.
 
         Parameters
         ----------
         channel
-            That of the group.
+            The channel of the group.
         name
-            Which agreement of the group it is, alike on all members.
+            The name of the agreement, the same on all members.
         flag
             An integer of 64 bits.
         members
             The ranks that take part.
         deadline
-            Until when.
+            The end of the wait.
 
         Raises
         ------
         PeerLostError
-            The store is lost, and its successor as well.
+            The store and its standby are lost.
         DeadlineError
-            A member neither came nor ended in time; alike on all that waited for it.
+            A member neither came nor ended in time; all that waited for it raise the same.
         """
         with self._changed:
             before, agreed = self._agreeing.get(name), self._agreed.pop(name, None)
             attempt = 0 if before is None else before.attempt + 1
-            # Where there is one already, the others have come out of it although this rank had given up.
+            # If there is an answer already, the agreement has ended for the others, although this rank had given up.
             if agreed is None or agreed.problem is not None:
                 message = self._agreeing[name] = Agree(name, flag, list(members), attempt)
                 agreed = None
@@ -118,7 +118,7 @@ class Recovery:
             agreed = self._await_agreement(name, deadline.remaining())
             if agreed is None and self.cut is None:
                 self._end_waiting(GiveUp(deadline.timeout_s, name, attempt))
-                agreed = self._await_agreement(name, timing.MISSING_S)  # who is missing, the store knows
+                agreed = self._await_agreement(name, timing.MISSING_S)  # as above
         if agreed is not None and agreed.problem is None:
             with self._changed:
                 self._settled[channel] = self._agreeing.pop(name)
@@ -131,39 +131,42 @@ class Recovery:
             self._settled.pop(channel, None)
 
     def end(self, why: Verdict) -> None:
-        """End all waits: nobody answers any more."""
+        """End all waits: no store will answer."""
         with self._changed:
             self.cut = why
             self._changed.notify_all()
 
     def turn_to(self, store: int) -> list[GiveUp]:
-        """Tell the rank that goes on as the store what this one waits for, and what the last one has told it; return what that did not answer."""
+        """Repeat to the next store what this rank waits for, and what the former one has answered; return the timeouts that it has not answered."""
         with self._changed:
             self._store = store
-            gone_on = JobReformed(sorted(self.gone_on)) if self.gone_on else None
-            for message in (gone_on, self._shrink, *self._settled.values(), *self._agreeing.values()):
+            reformed = JobReformed(sorted(self.reformed)) if self.reformed else None
+            for message in (reformed, self._shrink, *self._settled.values(), *self._agreeing.values()):
                 if message is not None:
                     self._post(message)
             return list(self._giving_up.values())
 
     def give_up_again(self, message: GiveUp) -> None:
-        """Say to the next store, once the others have come to it, what the one that has ended did not answer."""
+        """Repeat a timeout to the next store, once the others have come to it, unless it has been answered."""
         with self._changed:
             if self._giving_up.get(message.agreement) is message:
                 self._post(message)
 
     def take(self, message: Shrunk | Agreement | JobReformed) -> None:
-        """Take in what the store says."""
+        """Take in an answer of the store."""
         with self._changed:
             match message:
-                case Shrunk(attempt=attempt) if attempt in (0, self._attempts):  # else it answers one that has been given up
-                    # Taken back at once: who goes on in the store's place would take this rank for one that waits, at an address that it has left.
+                case Shrunk(attempt=attempt) if attempt in (
+                    0,
+                    self._attempts,
+                ):  # else it answers a request that has been given up
+                    # The request is withdrawn at once: to the next store this rank would seem to wait, at an address that it has left.
                     self._shrunk, self._shrink = message, None
                     self._giving_up.pop("", None)
                 case Agreement():
                     self._take_agreement(message)
                 case JobReformed(ranks):
-                    self.gone_on.update(ranks)
+                    self.reformed.update(ranks)
             self._changed.notify_all()
 
     def _take_agreement(self, message: Agreement) -> None:
@@ -171,7 +174,7 @@ class Recovery:
         if asked is None or asked.is_told:
             return
         if message.problem is None:
-            # At once: who goes on in the store's place must hear of it, since others may not have been told.
+            # At once: the next store must hear of the answer, since other members may not have got it.
             self._agreeing[message.name] = msgspec.structs.replace(asked, flag=message.flag, is_told=True)
         elif message.attempt == asked.attempt:
             del self._agreeing[message.name]
@@ -182,7 +185,7 @@ class Recovery:
 
     def _end_waiting(self, message: GiveUp) -> None:
         with self._changed:
-            self._giving_up[message.agreement] = message  # until there is an answer: the store may end before it gives one
+            self._giving_up[message.agreement] = message  # until there is an answer: the store may be lost before it gives one
             self._post(message)
 
     def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
@@ -196,11 +199,11 @@ class Recovery:
             return self._agreed.pop(name, None)
 
     def _no_answer(self, problem: Verdict | None, operation: str, what: str, deadline: Deadline) -> Verdict:
-        """Return why this rank was not told what it waited for, as far as the store has not said it."""
+        """Return why this rank got no answer; the store's reason, if it gave one."""
         if problem is not None:
             return problem
         if self.cut is not None:
-            text = f"{self.cut.text}; the store was with it, and its successor is not there: this rank cannot go on; start the job anew"
+            text = f"{self.cut.text}; the store was there, and its standby does not answer either: this rank cannot continue; start the job anew"
             return Verdict("lost", text, self.cut.peer, operation)
         text = f"{what} did not end within {deadline.timeout_s:g} s: the store with rank {self._store} does not answer"
         return Verdict("deadline", text, self._store, operation)

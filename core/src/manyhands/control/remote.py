@@ -232,7 +232,7 @@ class SocketControl(Control):
             return self._finding if self._state is State.SEARCHING else None
 
     def give_up_looking(self) -> None:
-        """End the search for the other survivors: nobody was found."""
+        """End the search for the other survivors: none was found."""
         self._finish(self._move(Event.NOBODY_FOUND))
 
     def await_successor(self, at_most_s: float) -> None:
@@ -330,7 +330,7 @@ class SocketControl(Control):
         self._finish(action)
 
     def _find(self, rank: int, reason: str) -> Verdict:
-        """Return what the end of the connection to the store means, should nobody know better."""
+        """Return what the end of the connection to the store means, unless the standby knows better."""
         how = f"the control connection to it{self._where} ended ({reason})"
         if self._first_lost is None:
             self._first_lost = rank
@@ -370,7 +370,7 @@ class SocketControl(Control):
     def _finish(self, action: Action) -> None:
         """Do what calls others, and so must not hold the lock."""
         if action is Action.SEARCH:
-            look = None if self.recovery.gone_on else self._look  # the other survivors are in the next job
+            look = None if self.recovery.reformed else self._look  # the other survivors are in the next job
             if look is None:
                 self.give_up_looking()
                 return

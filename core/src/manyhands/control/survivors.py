@@ -1,9 +1,9 @@
-"""What the ranks that are left of a job ask of each other: to agree, and to go on without the others. Decisions, without input or output.
+"""What the survivors of a job ask: to agree, and to continue without the others. Decisions, without input or output.
 
-Both wait for all that are left, and for nobody else. So a death ends a wait instead of prolonging it, and what is told is alike on all.
+Both wait for all survivors, and for no other rank. So a death ends a wait instead of prolonging it, and all get the same answer.
 
-Where a launcher lets ranks come later, those that wait in the lobby go on with those that are left. A newcomer gets a number behind those of the job that
-has failed, and from the moment in which it has been told to go on it is one of those that are left: if they ask again, it must, too.
+If the launcher starts replacements, those that wait in the lobby continue with the survivors. A newcomer gets a number behind those of the job that
+has failed. Once admitted it counts as a survivor: if the others ask again, it must, too.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ __all__ = ["ShrinkRequests", "Survivors"]
 
 
 class Survivors(msgspec.Struct, frozen=True):
-    """Who is left of a job.
+    """The state of a job after failures.
 
     Attributes
     ----------
     ranks
-        Those that have neither ended nor said goodbye.
-    may_go_on
-        Whether all have been told that the job has failed.
+        The survivors: the ranks that have neither ended nor said goodbye.
+    know_failure
+        Whether all of them have learned that the job has failed.
     vanished
-        Those that do not answer any more, and may live.
+        The ranks that do not answer, and may live.
     has_taken_over
-        Whether this is decided in the place of a store that has ended.
+        Whether the store is lost, and its standby decides.
     departed
-        How many have said goodbye.
+        How many ranks have said goodbye.
     lost
         The rank that was lost last, if any.
     """
 
     ranks: list[int]
-    may_go_on: bool
+    know_failure: bool
     vanished: Collection[int]
     has_taken_over: bool
     departed: int
@@ -62,31 +62,31 @@ class Survivors(msgspec.Struct, frozen=True):
 
 
 class _Vote(msgspec.Struct):
-    """An agreement of which some members have come."""
+    """An agreement to which some members have come."""
 
     members: list[int]
     flags: dict[int, Agree] = {}
 
 
 class ShrinkRequests:
-    """The wishes of those that are left.
+    """The requests of the survivors, and their answers.
 
     Parameters
     ----------
     send
-        Gives a message to a rank that has not ended.
+        Sends a message to a rank that has not ended.
     tell_all
-        Gives it to all that have come and not ended.
+        Sends it to all ranks that have come and not ended.
     left
-        Tells who is left.
+        Returns the survivors.
     call_later
         Calls a function after a number of seconds.
     lobby
-        Where newcomers wait; None where nobody comes later.
+        The place where newcomers wait; None if none can come.
     first
         The number of the first newcomer.
     objection
-        Says why a newcomer does not fit the ranks that are left; empty where it does.
+        Returns why a newcomer does not fit the survivors; empty if it does.
     """
 
     def __init__(
@@ -110,28 +110,28 @@ class ShrinkRequests:
         self._votes: dict[str, _Vote] = {}
         self._waiting: set[int] = set()
         self._admitted: set[int] = set()
-        self._gone_on: set[int] = set()
+        self._reformed: set[int] = set()
         self._waited_s = 0.0
         self._is_looking = False
 
     def check(self) -> None:
-        """Look again whether anybody has got what it waits for: somebody has ended, or the job has."""
+        """Answer what can be answered now: a rank has ended, or the job has failed."""
         self._check_shrink()
         for name in list(self._votes):
             self._check_vote(name)
 
-    def _must_not(self, left: Survivors, operation: str) -> Verdict | None:
-        """Say why those that are left must neither go on nor agree on anything, beside others that do; None where they may."""
-        if self._gone_on:
-            them = "it" if len(self._gone_on) == 1 else "them"
-            text = f"{show_ranks(self._gone_on)} went on without {show_ranks(left.ranks)}, who must not go on beside {them}"
-            ours = [rank for rank in self._gone_on if rank < self._first]  # newcomers are no ranks of this job
+    def _refusal(self, left: Survivors, operation: str) -> Verdict | None:
+        """Return why the survivors must neither continue nor agree, since others might do so without them; None if they may."""
+        if self._reformed:
+            them = "it" if len(self._reformed) == 1 else "them"
+            text = f"{show_ranks(self._reformed)} continued without {show_ranks(left.ranks)}, which must not continue beside {them}"
+            ours = [rank for rank in self._reformed if rank < self._first]  # newcomers are no ranks of this job
             peer = min(ours, default=left.lost)
             return Verdict("lost", text, peer, operation)
         others = len(left.vanished)
         if others > len(left.ranks) or (others == len(left.ranks) and left.has_taken_over):
             text = (
-                f"{show_ranks(left.vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(left.ranks)}, who must not go on "
+                f"{show_ranks(left.vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(left.ranks)}, which must not continue "
                 "beside them; start the job anew"
             )
             return Verdict("lost", text, min(left.vanished), operation)
@@ -150,24 +150,24 @@ class ShrinkRequests:
         left = self._left()
         living = [rank for rank in vote.members if rank in left.ranks]
         if all(rank in vote.flags for rank in living):
-            problem = self._must_not(left, "agree")
+            problem = self._refusal(left, "agree")
             if problem is not None:
-                self._tell_vote(name, Agreement(name, 0, problem))
+                self._end_vote(name, Agreement(name, 0, problem))
                 return
-            # The flags of those that have ended since count as well. What another store has told one of them, it has decided of all.
+            # The flags of ranks that have ended since count as well. What a former store has told one member is decided for all.
             told = [given for given in vote.flags.values() if given.is_told]
-            self._tell_vote(name, Agreement(name, reduce(and_, (given.flag for given in told or vote.flags.values()))))
+            self._end_vote(name, Agreement(name, reduce(and_, (given.flag for given in told or vote.flags.values()))))
 
-    def _tell_vote(self, name: str, message: Agreement) -> None:
+    def _end_vote(self, name: str, message: Agreement) -> None:
         vote, left = self._votes.pop(name), self._left().ranks
         for rank, given in sorted(vote.flags.items()):
             if rank in left:
                 self._send(rank, msgspec.structs.replace(message, attempt=given.attempt))
 
-    # To go on
+    # To continue
 
     def shrink(self, rank: int, message: Shrink) -> None:
-        """Take in that a rank asks to go on."""
+        """Take in that a rank asks to continue."""
         self._asking[rank] = message
         if self._lobby is not None:
             self._lobby.open(self._admit, self._hear, self._lose)
@@ -176,31 +176,33 @@ class ShrinkRequests:
     def _check_shrink(self) -> None:
         left = self._left()
         ranks = [*left.ranks, *sorted(self._admitted)]
-        if not left.may_go_on or not left.ranks or not all(rank in self._asking for rank in ranks):
+        if not left.know_failure or not left.ranks or not all(rank in self._asking for rank in ranks):
             return
-        problem = self._must_not(left, "shrink")
+        problem = self._refusal(left, "shrink")
         if problem is not None:
-            self._tell_shrunk(Shrunk([], "", 0, problem))
+            self._answer_all(Shrunk([], "", 0, problem))
         elif self._lobby is None:
-            self._go_on(ranks)
+            self._continue(ranks)
         else:
-            self._go_on_with_newcomers(ranks, left, self._lobby)
+            self._continue_with_newcomers(ranks, left, self._lobby)
 
     def went_on(self, ranks: Collection[int]) -> None:
-        """Take in that ranks are in the next job; whoever asks has missed that one, and all hear of it: the store may end with them."""
-        is_first, self._gone_on = not self._gone_on, self._gone_on | {*ranks}
-        if is_first:  # one is enough for all to know
-            told = JobReformed(sorted(self._gone_on))
+        """Take in that ranks are in the next job. The others have missed it, and all learn so, since the store may end with those ranks."""
+        is_first, self._reformed = not self._reformed, self._reformed | {*ranks}
+        if is_first:  # one message is enough
+            told = JobReformed(sorted(self._reformed))
             self._tell_all(told)
             self.tell_newcomers(told)
             self._check_shrink()
 
-    def _go_on(self, ranks: list[int]) -> None:
-        ranks = sorted(ranks, key=lambda rank: not self._asking[rank].has_door)  # the first has the store, which lets others in
+    def _continue(self, ranks: list[int]) -> None:
+        ranks = sorted(
+            ranks, key=lambda rank: not self._asking[rank].has_door
+        )  # the first gets the store, which lets others in
         first = self._asking[ranks[0]]
-        self._tell_shrunk(Shrunk(ranks, first.host, first.port, certificate=first.certificate))
+        self._answer_all(Shrunk(ranks, first.host, first.port, certificate=first.certificate))
 
-    def _tell_shrunk(self, message: Shrunk) -> None:
+    def _answer_all(self, message: Shrunk) -> None:
         asked, self._asking = self._asking, {}
         left = self._left().ranks
         self._waited_s = 0.0
@@ -217,13 +219,13 @@ class ShrinkRequests:
 
     # Newcomers
 
-    def _go_on_with_newcomers(self, ranks: list[int], left: Survivors, lobby: Joiners) -> None:
-        """Let those that are left go on with as many newcomers as there are to be, once these have come."""
+    def _continue_with_newcomers(self, ranks: list[int], left: Survivors, lobby: Joiners) -> None:
+        """Let the survivors continue once as many newcomers have come as the launcher starts."""
         roll = lobby.roll()
         waiting = sorted(rank for rank in self._waiting if rank in self._asking)
         wanted = min(roll.running - left.departed, roll.most)
         patience_s = min(self._asking[rank].patience_s for rank in left.ranks)
-        if roll.hosts > 1:  # who is started elsewhere is not known here, and who comes later is let in then
+        if roll.hosts > 1:  # this host does not know what others start; later newcomers are let in later
             wanted, patience_s = roll.most - left.departed, min(patience_s, timing.FAR_S if lobby.is_here else 0.0)
         if len(ranks) + len(waiting) < wanted and self._waited_s < patience_s:
             if not self._is_looking:
@@ -231,15 +233,15 @@ class ShrinkRequests:
                 self._call_later(timing.NEWCOMERS_LOOK_S, self._look_again)
             return
         ranks += waiting[: max(0, roll.most - len(ranks))]
-        # Who is at the door has the store of the next job, which waits for newcomers before it counts them.
+        # A rank with the join address gets the store of the next job, which waits for newcomers before it counts the ranks.
         if len(ranks) >= roll.fewest or (not lobby.is_here and any(self._asking[rank].has_door for rank in ranks)):
-            self._go_on(ranks)
+            self._continue(ranks)
             return
         text = (
-            f"{'1 rank is' if len(ranks) == 1 else f'{len(ranks)} ranks are'} left, and the job goes on with {roll.fewest} or more (--min-ranks): "
+            f"{'1 rank is' if len(ranks) == 1 else f'{len(ranks)} ranks are'} left, and the job needs {roll.fewest} or more to continue (--min-ranks): "
             "start it anew"
         )
-        self._tell_shrunk(Shrunk([], "", 0, Verdict("lost", text, left.lost, "shrink")))
+        self._answer_all(Shrunk([], "", 0, Verdict("lost", text, left.lost, "shrink")))
 
     def _look_again(self) -> None:
         self._is_looking = False
@@ -272,7 +274,7 @@ class ShrinkRequests:
             self._check_shrink()
 
     def tell_newcomers(self, message: Gone | JobReformed) -> None:
-        """Tell the newcomers that are to go on who of the ranks that are left has ended, or is in the next job."""
+        """Tell the admitted newcomers which survivors have ended, or are in the next job."""
         for number in sorted(self._admitted):
             if self._lobby is not None:
                 self._lobby.send(number, message)
@@ -280,28 +282,28 @@ class ShrinkRequests:
     # To wait no longer
 
     def give_up(self, rank: int, message: GiveUp) -> None:
-        """Take in that a rank has waited for so long: name to all that wait, alike, who has not come; they may ask again."""
+        """Take in that a rank's wait has timed out: tell all that wait which ranks have not come; they may ask again."""
         vote = self._votes.get(message.agreement)
         came: Mapping[int, Shrink | Agree] = self._asking if not message.agreement else {} if vote is None else vote.flags
-        if rank not in came or came[rank].attempt != message.attempt:  # it has been told meanwhile, or has asked again
+        if rank not in came or came[rank].attempt != message.attempt:  # it has been answered meanwhile, or has asked again
             return
         missing = [rank for rank in self._left().ranks if rank not in came and (vote is None or rank in vote.members)]
         newcomers = [number for number in self._admitted if number not in came] if vote is None else []
         if not missing and not newcomers:  # they have just come
             return
         if vote is None:
-            who = [show_ranks(missing)] if missing else []
+            late = [show_ranks(missing)] if missing else []
             if newcomers:
-                who.append("a new rank" if len(newcomers) == 1 else f"{len(newcomers)} new ranks")
+                late.append("a new rank" if len(newcomers) == 1 else f"{len(newcomers)} new ranks")
             text = (
-                f"the group did not shrink within {message.timeout_s:g} s: {' and '.join(who)} did not call shrink(), and did not end either; "
-                "every rank that is left must call it"
+                f"the group did not shrink within {message.timeout_s:g} s: {' and '.join(late)} did not call shrink(), and did not end either; "
+                "every survivor must call it"
             )
-            self._tell_shrunk(Shrunk([], "", 0, Verdict("deadline", text, missing[0] if missing else None, "shrink")))
+            self._answer_all(Shrunk([], "", 0, Verdict("deadline", text, missing[0] if missing else None, "shrink")))
         else:
             text = (
                 f"{message.agreement} did not end within {message.timeout_s:g} s: {show_ranks(missing)} did not come, and did not end either; every "
-                "member that is left must call it"
+                "surviving member must call it"
             )
             problem = Verdict("deadline", text, missing[0], "agree")
-            self._tell_vote(message.agreement, Agreement(message.agreement, 0, problem))
+            self._end_vote(message.agreement, Agreement(message.agreement, 0, problem))

@@ -1,14 +1,13 @@
-"""Who waits for whom: exact rules for a wait that can never end.
+"""Which rank waits for which: exact rules for a wait that can never end.
 
-A rank that waits says in which calls, and how far it has come on every channel (its *progress*). Two things follow without a
+A waiting rank reports its calls, and how far it has come on every channel (its *progress*). Two rules follow, without a
 clock:
 
-1. A rank that has left, having made fewer calls than another one needs of it, is waited for in vain.
-2. Take ranks that have nothing but waits, each of which needs another of these ranks to do what it has not done. They wait for
-   ever. A report may be old, since its rank may have gone on; but the first of them to go on could do so only because another
-   one had acted before, and the report of that one would show it. A send that has stood still for a while counts as
-   waiting for its receive: a program that needs a large message to be buffered is wrong, even where a transport would
-   buffer it.
+1. If a rank has left after fewer calls than another one needs of it, the wait of the other one has no end.
+2. Take ranks that only wait, each for another of these ranks to do what it has not done. They wait for ever. A report may be
+   old, since its rank may have continued. But the first of them to continue could do so only after another one had acted, and
+   the report of that one would show it. A send that has not moved for a while counts as waiting for its receive: a program
+   that needs a large message to be buffered is wrong, even if a transport buffers it.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from manyhands.control.protocol import Progress, Stalled, Testimony, Wait
 __all__ = ["Owes", "behind_whom", "circle", "still_owed", "unread"]
 
 Owes = Callable[[Wait, int, int, Progress], bool]
-"""``owes(wait, rank, peer, progress)``: `still_owed`, or what stands for it in an exchange."""
+"""``owes(wait, rank, peer, progress)``: `still_owed`, or its counterpart for an exchange."""
 
 
 def still_owed(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
-    """Tell whether ``peer``, which has come as far as ``progress``, has yet to do what ``rank`` waits for."""
+    """Return whether ``peer``, whose progress this is, has yet to do what ``rank`` waits for."""
     if wait.is_collective:
         return progress.calls.get(wait.channel, 0) <= wait.sequence
-    # Who sends waits for the peer's receive, and the other way round.
+    # A sender waits for the peer's receive, a receiver for its send.
     return any(
         (progress.receives if is_send else progress.sends).get(wait.channel, {}).get(rank, 0) <= number
         for other, is_send, number in wait.messages
@@ -36,7 +35,7 @@ def still_owed(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
 
 
 def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -> list[int]:
-    """Return a circle of ranks in which each waits for the next, and that ``start`` waits for; empty if it may yet go on."""
+    """Return a circle of ranks in which each waits for the next, and which ``start`` waits for; empty if ``start`` may yet continue."""
     stuck = {rank for rank, stalled in stalls.items() if stalled.quiet and stalled.waits}
     needs: dict[int, int] = {}
 
@@ -63,14 +62,14 @@ def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -
 
 
 def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], silent: Sequence[int]) -> int | None:
-    """Return whom ``rank``, which waits for ``peer``, waits for in the end; a rank that is silent, where that may be the one.
+    """Return the rank for which ``rank``, which waits for ``peer``, waits in the end; a silent rank, if that may be the one.
 
-    None where what was waited for has come meanwhile, and where all wait for each other: who was late cannot be told any more.
+    None if the wait has ended meanwhile, or if all wait for each other: the late rank cannot be found then.
     """
     path = [rank]
     if rank in answers and peer in _awaited(rank, answers, still=False):
         owing = _awaited(rank, answers)
-        if peer not in owing:  # it has done its part, and perhaps not the one of the others that the same call waits for
+        if peer not in owing:  # it has done its part; the same call may wait for others
             peer = min(owing, key=lambda other: other in answers, default=None)
     while peer is not None and peer in answers:
         if peer in path:  # a circle, with no end
@@ -79,7 +78,7 @@ def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], s
         path.append(peer)
         owing = [other for other in _awaited(peer, answers) if other != peer]
         if not owing:
-            if answers[peer].waits:  # it goes on
+            if answers[peer].waits:  # its waits end
                 peer = None
             break
         peer = min(owing, key=lambda other: other in answers)
@@ -87,7 +86,7 @@ def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], s
 
 
 def _awaited(rank: int, answers: Mapping[int, Testimony], *, still: bool = True) -> list[int]:
-    """Return whom the calls of a rank wait for; with ``still``, only those that have yet to do what it waits for."""
+    """Return the ranks for which the calls of a rank wait; with ``still``, only those that have yet to do their part."""
     return [
         other
         for wait in answers[rank].waits
@@ -97,7 +96,7 @@ def _awaited(rank: int, answers: Mapping[int, Testimony], *, still: bool = True)
 
 
 def unread(left: Mapping[int, Progress]) -> str:
-    """Say which messages the ranks that have left never received; nothing if there are none."""
+    """Return which messages the ranks that have left never received, in words; empty if there are none."""
     for sender, progress in sorted(left.items()):
         for channel, counts in progress.sends.items():
             for receiver, sent in counts.items():

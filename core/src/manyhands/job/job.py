@@ -1,4 +1,4 @@
-"""A rank's place in a job: how it comes in, what it holds there, and how it leaves."""
+"""A rank's membership in a job: how it joins, what it holds, and how it leaves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class Part(Protocol):
-    """What a job has one of, without knowing what it does."""
+    """An object that a job holds one of, without knowing what it does."""
 
     def close(self) -> Sequence[object]:
         """End, before the backend does; return what must be kept until the device channels are closed."""
@@ -65,13 +65,13 @@ P = TypeVar("P", bound=Part)
 
 AS_LONG_AS_IT_TAKES_S = 1e6
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What a connection fails with for a reason of this rank's own: the peer is not lost."""
+"""Errors of a connection whose reason is this rank's own: the peer is not lost."""
 
 
-def _tell_who_ends(old: Control, ranks: Sequence[int], store: Store) -> None:
-    """Let the store of those that are left know who ends before it comes there."""
+def _report_ends(old: Control, ranks: Sequence[int], store: Store) -> None:
+    """Tell the store of the survivors which of them end before they come to it."""
     old.on_gone(lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None)
-    # Where the store of the old job has ended, nobody knows of the newcomers' ends.
+    # If the store of the old job is lost, the ends of newcomers are not known.
     store.expect_soon([place for place, rank in enumerate(ranks) if rank >= old.world_size])
 
 
@@ -81,11 +81,11 @@ class Job:
     Attributes
     ----------
     rank, world_size
-        Who this rank is.
+        This rank, and the number of all ranks.
     control
         Its control connection.
     backend
-        What moves its bytes; None in a world of one, which moves none.
+        The backend that moves its bytes; None in a world of one, which moves none.
     backend_name
         The name of the configured backend.
     closed_groups
@@ -93,21 +93,21 @@ class Job:
     failure_seen
         Whether the program on this rank has seen how the job failed.
     how_closed, instead
-        Why a call that is made after the end cannot be, in words, and what to do.
+        Why a call after the end is refused, in words, and what to do.
     runtime
-        What this rank runs on.
+        The clock, locks and threads of this rank.
     on_close
-        What is called once, when this rank leaves or gives up.
+        Functions that are called once, when this rank leaves or gives up.
     drains
-        What waits for the calls that a group of this job has in flight, one for each open group; each tells whether there were none.
+        Functions that wait for the calls in flight, one for each open group; each returns whether there were none.
     hosts
         For each rank, the number of its host.
     meeting
-        How its ranks met, where they are processes.
+        How its ranks met, if they are processes.
     device_channels
-        What moves the device memory of the groups that are open.
+        The channels that move the device memory of the open groups.
     may_shrink_again
-        Whether the job has been retired, and the ranks that are left can still come together.
+        Whether the job has been retired, and the survivors can still come together.
     """
 
     def __init__(self, rank: int, world_size: int, backend_name: str) -> None:
@@ -142,7 +142,7 @@ class Job:
 
     @classmethod
     def meet(cls, meeting: Meeting, deadline: Deadline) -> Job:
-        """Come into a job of processes.
+        """Join a job of processes.
 
         Raises
         ------
@@ -159,21 +159,21 @@ class Job:
                 place = meeting.listen(deadline), meeting.credentials, meeting.world_size
                 job._store = store = Store(loop, *place, deadline, meeting.liveness, meeting.door)
                 if meeting.before is not None:
-                    _tell_who_ends(*meeting.before, store)
+                    _report_ends(*meeting.before, store)
                 if meeting.gone is not None:
                     store.look_for(meeting.gone)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
             job.control = control = SocketControl(
                 loop, join, meeting.address, meeting.credentials, deadline, meeting.liveness, meeting.is_vain
             )
-            # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
+            # The store ends the wait for the others, and knows which ranks are missing: this rank's own deadline must come later.
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._credentials = meeting.credentials.of_job(welcome.key, welcome.certificates)
             job.hosts = tuple(welcome.hosts)
             if meeting.world_size > 1:
                 job._standby = Failover(loop, control, job._credentials, meeting.liveness, meeting.door)
         except BaseException as error:
-            # Ranks that are still on their way are told why, instead of looking for a store that has gone.
+            # Ranks that are still on their way learn the reason, instead of dialling a store that has gone.
             if job._store is not None and meeting.keep is not None:
                 meeting.keep(job._release)
                 raise
@@ -191,9 +191,9 @@ class Job:
 
     @classmethod
     def at_the_door(cls, meeting: Meeting, most: int, deadline: Deadline) -> Job:
-        """Come to a job of at most so many ranks that runs already, and wait at the door until it lets this rank in.
+        """Come to a running job of at most ``most`` ranks, and wait at its join address until it lets this rank in.
 
-        What is returned stands for the job that the others leave, from which `shrink` leads to their next one.
+        The returned job stands for the one that the others leave; `shrink` leads from it to their next one.
         """
         job = cls(-1, most, meeting.backend)
         job.meeting, job._local_rank, job._liveness, job.closed = meeting, meeting.local_rank, meeting.liveness, True
@@ -211,7 +211,7 @@ class Job:
     def among_threads(
         cls, member: ThreadRank, backend_name: str, choices: str, deadline: Deadline, local_rank: int | None = None
     ) -> Job:
-        """Come into a job whose ranks are threads of this process."""
+        """Join a job whose ranks are threads of this process."""
         job = cls(member.rank, member.world.world_size, backend_name)
         job._local_rank = local_rank
         job.runtime = member.world.runtime
@@ -225,27 +225,27 @@ class Job:
 
     @property
     def local_rank(self) -> int:
-        """Which of the ranks of its host this one is, counted from 0; it stays what it was when ranks are numbered anew."""
+        """The number of this rank among those of its host, counted from 0; it stays when ranks are renumbered."""
         if self._local_rank is None:
             self._local_rank = self.hosts[: self.rank].count(self.hosts[self.rank])
         return self._local_rank
 
     def part(self, kind: Callable[[Job], P]) -> P:
-        """Return the part of this kind, a class, that those above keep here for as long as the job; made when first asked for."""
+        """Return the part of this kind, a class; it is made when first asked for, and lasts as long as the job."""
         if kind not in self._parts:
-            self._parts.setdefault(kind, kind(self))  # for several threads at once as well: one that is not taken holds nothing
+            self._parts.setdefault(kind, kind(self))  # several threads may come at once: a part that is not taken holds nothing
         part: P = self._parts[kind]
         return part
 
     @property
     def loop(self) -> Loop:
-        """The background loop, started when first needed."""
+        """The background loop; started when first needed."""
         if self._loop is None:
             self._loop = Loop(f"manyhands-{self.rank}", self._crashed)
         return self._loop
 
     def record(self, calls: int, directory: str | None) -> None:
-        """Let the flight recorder keep so many calls, and write them to a directory; before the first group is made."""
+        """Let the flight recorder keep ``calls`` calls, and write them to a directory; before the first group is made."""
         self.control.recorder.keep(calls)
         if directory is None:
             return
@@ -259,7 +259,7 @@ class Job:
     def start_backend(
         self, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, shared: dict[str, Any] | None, deadline: Deadline
     ) -> None:
-        """Make the backend; all ranks do so together.
+        """Make the backend, together with all other ranks.
 
         Raises
         ------
@@ -277,12 +277,12 @@ class Job:
         self.control.on_failure(self.backend.abort)
 
     def read_cards(self, cards: Sequence[bytes], kind: type[T], what: str, ranks: Sequence[int] | None = None) -> list[T]:
-        """Return what the cards of these ranks, by default all, say, as `manyhands.contract.cards.read_cards`.
+        """Return the contents of the cards of these ranks, by default all, as `manyhands.contract.cards.read_cards`.
 
         Raises
         ------
         ProtocolError
-            A card cannot be read; alike on all ranks.
+            A card cannot be read; the same on all ranks.
         """
         try:
             return read_cards(cards, kind)
@@ -304,7 +304,7 @@ class Job:
         )
 
     def open_barrier(self, channel: int) -> Transport | None:
-        """Return the backend's transport for the barriers of a channel, where that is another one."""
+        """Return the backend's transport for the barriers of a channel; None if it has no other one."""
         transport = None if self.backend is None or self.world_size == 1 else self.backend.open_barrier(channel)
         return (
             None
@@ -313,7 +313,7 @@ class Job:
         )
 
     def fail(self, report: Report) -> ManyHandsError:
-        """Report a failure that this rank found, and return the first cause that all ranks agree on, to be raised."""
+        """Report a failure that this rank has found; return the first cause, on which all ranks agree, to be raised."""
         return self.control.report(report)
 
     def error(self) -> ManyHandsError:
@@ -321,25 +321,25 @@ class Job:
         return self.control.error()
 
     def closed_error(self, what: str = "", operation: str | None = None, sequence: int | None = None) -> ClosedError:
-        """Return the error of a call, ``what`` in words, that is made after the end."""
+        """Return the error of a call after the end; ``what`` is the call in words."""
         text = f"{self.how_closed}{what}; {self.instead}"
         return ClosedError(text, rank=self.rank, operation=operation, sequence=sequence)
 
     def close(self, deadline: Deadline) -> None:
-        """Leave: wait for the calls in flight and until every rank leaves, as long as the deadline allows; then give all back.
+        """Leave: wait for the calls in flight and for every rank to leave, until the deadline; then release all.
 
-        Where the others need longer, rank 0's process goes on to carry their control connections in the background.
+        If the others need longer, rank 0's process keeps their control connections in the background.
 
         Raises
         ------
         CommError
-            The job had failed, and no call on this rank has said so yet.
+            The job had failed, and no call on this rank has raised the reason yet.
         """
         if self.closed:
             self._give_up_shrinking()
             return
         if not self.control.failed:
-            # What ends may issue more, in a callback: until nothing was left to wait for.
+            # The callback of a call may start another call: repeat until there is nothing to wait for.
             idle = False
             while not idle and not deadline.passed():
                 waits = [drain(deadline) for drain in list(self.drains)]
@@ -359,33 +359,33 @@ class Job:
                 self._store.when_alone(self._release)
 
     def _end(self) -> None:
-        """Let no call begin any more."""
+        """Refuse calls from now on."""
         self.closed = True
         while self.on_close:
             self.on_close.pop()()
 
     def retire(self) -> None:
-        """Let no call begin any more after a failure, and give back what moved the bytes; the control connection stays."""
+        """Refuse calls after a failure, and release what moved the bytes; the control connection stays."""
         self.closed = True
         try:
             self._release_backend()
         except BaseException:
-            self.control.close()  # who cannot go on is not waited for
+            self.control.close()  # the others need not wait for a rank that cannot continue
             raise
 
     def release(self) -> None:
-        """Give back what `retire` left."""
+        """Release what `retire` has kept."""
         self._release()
 
     def _give_up_shrinking(self) -> None:
-        """Give back what `retire` left, where a failed shrink() has kept it."""
+        """Release what `retire` and a failed shrink() have kept."""
         if self.may_shrink_again:
             self.may_shrink_again = False
             self.how_closed, self.instead = "the group is closed", "make another one with manyhands.init()"
             self._release()
 
     def abort(self, error: BaseException) -> None:
-        """Leave because this rank's program failed; every other rank that waits learns so."""
+        """Leave because this rank's program has failed; the other ranks that wait learn so."""
         if self.closed:
             self._give_up_shrinking()
             return
@@ -398,30 +398,30 @@ class Job:
         self._release()
 
     def finish(self, error: BaseException | None) -> None:
-        """End as the program ends, where it did not close its group itself."""
+        """Leave as the program ends, if it has not closed its group itself."""
         if error is not None and not is_success(error):
             self.abort(error)
         else:
             self.close(Deadline(5.0, self.runtime.now))
 
     def let_more_come(self) -> None:
-        """Let ranks that come later wait for no failure; all ranks may call this."""
+        """Let newcomers in without a failure; all ranks may call this."""
         if self._store is not None:
             self._store.let_more_come()
 
     def after_fork(self) -> None:
-        """Let go of a parent's job in a forked child, touching nothing that the parent still uses."""
+        """Forget a parent's job in a forked child, and leave alone what the parent still uses."""
         self.closed = True
         self.how_closed = "this process inherited the group over a fork, and it belongs to the process that forked"
         self.instead = (
-            "call it there, and let the two exchange what they need by a pipe or a queue; where the child must not inherit it, start it "
+            "call it there, and let the two exchange what they need by a pipe or a queue; if the child must not inherit it, start it "
             'by multiprocessing.get_context("spawn") or subprocess, and start ranks by manyhands run'
         )
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
-        # The interpreter is ending: there is nobody left to tell, and new threads may be refused.
+        # The interpreter is ending: no caller is left that could catch an error, and new threads may be refused.
         with contextlib.suppress(ManyHandsError, RuntimeError):
             self.finish(error)
         if self._store is not None and not self._released:
@@ -433,7 +433,7 @@ class Job:
             self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
 
     def _release_backend(self) -> None:
-        with contextlib.ExitStack() as at_end:  # what one of them raises keeps none of the others
+        with contextlib.ExitStack() as at_end:  # an error of one of them does not keep the others from closing
             for listener in self._listeners:
                 at_end.callback(listener.close)
             if self.backend is not None:
@@ -445,12 +445,12 @@ class Job:
             if not has_failed:
                 _close_all(channels, kept)
         if has_failed and channels:
-            # What is aborted may take its time, or hang; the process need not wait for that.
+            # An aborted channel may close slowly, or hang; the process need not wait for that.
             with contextlib.suppress(RuntimeError):
                 Thread(target=_close_all, args=(channels, kept), name="manyhands-gpus-close", daemon=True).start()
 
     def _release(self) -> None:
-        """Give everything back, in the order that lets the last messages out."""
+        """Release everything, in an order in which the last messages are still sent."""
         self._released = True
         if self._standby is not None:
             self._standby.end()
@@ -461,7 +461,7 @@ class Job:
             self._member.not_at_end(self.finish)
         try:
             self._release_backend()
-        finally:  # what moved the bytes may be anybody's, and raise
+        finally:  # the backend may be a third party's, and raise
             for store in (self._store, self._standby):
                 if store is not None:
                     store.drain(1.0)
@@ -477,7 +477,7 @@ class Job:
         """Listen on a free port for ranks of this job that dial ``whom``."""
 
         def watched(sock: socket.socket, hello: bytes) -> None:
-            with contextlib.suppress(OSError):  # it has ended, which its first use tells
+            with contextlib.suppress(OSError):  # it has ended, as its first use will show
                 self._liveness.watch(sock)
             accept(sock, hello)
 
@@ -493,18 +493,18 @@ class Job:
     def frames(
         self, sock: socket.socket, on_frame: Callable[[bytes | None], None], on_lost: Callable[[str], None], max_bytes: int
     ) -> FrameConnection:
-        """Return a connection of frames over what `listen` or `dial` gave, which owns it from now on; as `FrameConnection`."""
+        """Return a `FrameConnection` over a socket of `listen` or `dial`, which owns it from now on."""
         assert isinstance(sock, ProvenSocket)
         return FrameConnection(self.loop, sock, on_frame, on_lost, max_bytes, self._liveness)
 
     def key_for(self, purpose: str) -> bytes:
-        """Return 32 bytes that the ranks of this job know and nobody else, for this purpose alone."""
+        """Return 32 bytes for one purpose that only the ranks of this job know."""
         return self._credentials.towards(purpose).secret
 
     def dial(
         self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str, rank: int | None = None
     ) -> socket.socket:
-        """Connect to a ``rank`` of this job that listens as ``whom``; to the backend that dials it is ``peer``."""
+        """Connect to a ``rank`` of this job that listens as ``whom``; ``peer`` is its number in the backend that dials."""
         credentials = self._credentials.towards(whom, rank)
 
         def cancelled() -> bool:
@@ -518,7 +518,7 @@ class Job:
                         self._liveness.watch(sock)
                     return sock
                 except ConnectionResetError:
-                    # A listener with too many strangers drops some. A peer that died refuses the next try.
+                    # A listener with too many strangers drops some. If the peer has died, the next attempt is refused.
                     if cancelled():
                         raise
                     if deadline.passed():
@@ -527,7 +527,7 @@ class Job:
         except TimeoutError:
             raise
         except AuthenticationError as error:
-            reason = f"who listens at {show_address(address)} is not {whom} of this job: somebody leads connections elsewhere, or listens there instead"
+            reason = f"the process at {show_address(address)} is not {whom} of this job: connections are redirected, or another process listens there"
             raise LinkLost(peer, reason) from error
         except OSError as error:
             if error.errno in _EXHAUSTED:
@@ -537,7 +537,7 @@ class Job:
 
 
 def _close_all(channels: list[DeviceChannel], kept: list[object]) -> None:
-    """Close channels; what their device may still write to is kept until then."""
+    """Close channels, and keep until then the memory to which their devices may still write."""
     for channel in channels:
         channel.close()
     kept.clear()
