@@ -1,4 +1,4 @@
-"""The life of a rank's control connection as a table: who has the store, and what a rank does when the store is lost.
+"""The life of a rank's control connection as a table: which rank has the store, and what to do when that is lost.
 
 This table alone decides whether the store is dead, this rank is cut off, or the job is over. It is pure: `SocketControl` turns
 what its connections, timers and threads see into events, and performs the actions.
@@ -9,224 +9,147 @@ the store. If the standby is lost as well, the survivors look for each other: SE
 
 from __future__ import annotations
 
-from enum import Enum, auto
-
-import msgspec
+from enum import Enum, Flag, auto
+from typing import Final, NamedTuple
 
 from manyhands.errors import InternalError
 
-__all__ = ["TABLE", "Action", "Event", "Row", "State", "transition"]
+__all__ = ["IMPOSSIBLE", "ROWS", "Action", "Event", "Row", "State", "transition"]
 
 
-class State(Enum):
-    """Who has the store for this rank."""
+class State(Flag):
+    """The rank that has the store, as this rank knows it."""
 
     CONNECTED = auto()
-    """A rank that this one is connected to: the first store, or a standby that has taken over."""
+    """The rank to which this one is connected: the first store, or a standby that has taken over."""
     ORPHANED = auto()
-    """Nobody: the store is lost, and the connection to its standby is being made."""
+    """None: the store is lost, and the connection to its standby is being made."""
     ASKING = auto()
     """The standby, which has not said anything yet."""
     SEARCHING = auto()
-    """Nobody: the store and its standby do not answer, and this rank looks for the other survivors."""
+    """None: the store and its standby do not answer, and this rank looks for the other survivors."""
     GATHERING = auto()
     """The survivor at which the others gather; it has not said anything yet."""
     CUT_OFF = auto()
-    """Nobody, and nobody was found."""
+    """None, and no survivor was found."""
     PARTED = auto()
-    """Nobody needs it any more: all ranks have left the job."""
+    """None is needed any more: all ranks have left the job."""
     CLOSED = auto()
-    """Nobody: this rank has closed its connections."""
+    """None: this rank has closed its connections."""
 
 
 class Event(Enum):
     """What a rank's connections, timers and threads see."""
 
-    STORE_SPEAKS = auto()
-    """The store has sent a message."""
-    STANDBY_SPEAKS = auto()
-    """The standby has sent a message that only a store sends."""
-    STANDBY_REACHED = auto()
-    """A connection to a standby, or to the survivor at which the others gather, has been made."""
-    LOST = auto()
-    """The connection to the store has ended, and there is no standby."""
-    LOST_WITH_STANDBY_NAMED = auto()
-    """The same, while this rank connects to the standby."""
-    LOST_WITH_STANDBY = auto()
-    """The same, while this rank is connected to the standby."""
-    STORE_SILENT = auto()
-    """The store has not answered a report, and this rank is connected to the standby."""
-    STANDBY_LATE = auto()
-    """The connection to the standby has not been made within `timing.COMING_S` after the store was lost."""
-    STANDBY_SILENT = auto()
-    """The first cause is not known `timing.ORPHAN_S` after the standby was asked."""
-    NOBODY_TELLS = auto()
-    """The search began `timing.COMING_S` ago."""
-    NOBODY_FOUND = auto()
-    """The search has ended without a result."""
-    ALL_LEFT = auto()
-    """The store has said that all ranks have left."""
-    CLOSE = auto()
-    """This rank closes its connections."""
+    STORE_SPEAKS = "the store has sent a message"
+    STANDBY_SPEAKS = "the standby has sent a message that only a store sends"
+    STANDBY_REACHED = "a connection is made to a standby, or to the survivor at which the others gather"
+    LOST = "the connection to the store has ended, and there is no standby"
+    LOST_WITH_STANDBY_NAMED = "the same, while this rank connects to the standby"
+    LOST_WITH_STANDBY = "the same, while this rank is connected to the standby"
+    STORE_SILENT = "the store has not answered a report, and this rank is connected to the standby"
+    STANDBY_LATE = "the standby was not reached within COMING_S after the loss of the store"
+    STANDBY_SILENT = "the first cause is not known ORPHAN_S after the standby was asked"
+    NOBODY_TELLS = "a search began COMING_S ago"
+    NOBODY_FOUND = "a search has ended without a result"
+    ALL_LEFT = "the store has said that all ranks have left"
+    CLOSE = "this rank closes its connections"
 
 
 class Action(Enum):
-    """What a rank does in a transition."""
+    """What a rank does."""
 
-    NONE = auto()
-    TURN = auto()
-    """Take the standby for the store."""
-    ASK = auto()
-    """Take the standby for the store, ask it what became of the former one, and start the timer of STANDBY_SILENT."""
-    JOIN = auto()
-    """Take the survivor at which the others gather for the store, and tell it why."""
-    AWAIT = auto()
-    """Start the timer of STANDBY_LATE."""
-    SEARCH = auto()
-    """Look for the other survivors, and start the timer of NOBODY_TELLS."""
-    FAIL = auto()
-    """Take this rank's own finding for the first cause, unless there is one."""
-    GIVE_UP = auto()
-    """The same, and end every wait for an answer of the store."""
-    PASS_ON = auto()
-    """Tell those that are connected to this rank, if it is the standby, that all ranks have left: the store may end before it has told them."""
+    NONE = "nothing"
+    TURN = "take the standby for the store"
+    ASK = "the same, ask it what became of the former store, and wait for STANDBY_SILENT"
+    JOIN = "take the survivor for the store, and tell it why"
+    AWAIT = "wait for STANDBY_LATE"
+    SEARCH = "look for the other survivors, and wait for NOBODY_TELLS"
+    FAIL = "take this rank's own finding for the first cause, unless there is one"
+    GIVE_UP = "the same, and end every wait for an answer of the store"
+    RELAY = "as the standby, tell the others that all have left: the store may end before it has told them"
 
 
-class Row(msgspec.Struct, frozen=True):
-    """What happens in one state.
+class Row(NamedTuple):
+    """What an event means in some states: the action, and the next state, if that is another one."""
 
-    Attributes
-    ----------
-    moves
-        For each event that matters the next state and the action.
-    ignored
-        The events that change nothing.
-    impossible
-        The events that cannot come.
-    """
-
-    moves: dict[Event, tuple[State, Action]]
-    ignored: frozenset[Event] = frozenset()
-    impossible: frozenset[Event] = frozenset()
+    on: Event
+    during: State
+    do: Action = Action.NONE
+    then: State | None = None
 
 
-_LOSSES = {Event.LOST, Event.LOST_WITH_STANDBY_NAMED, Event.LOST_WITH_STANDBY}
-_CLOSE = {Event.CLOSE: (State.CLOSED, Action.NONE)}
-# Wherever a connection to the store is used, its loss leads to the standby, and without one to the other survivors.
-_ON_LOSS = {
-    Event.LOST: (State.SEARCHING, Action.SEARCH),
-    Event.LOST_WITH_STANDBY_NAMED: (State.ORPHANED, Action.AWAIT),
-    Event.LOST_WITH_STANDBY: (State.ASKING, Action.ASK),
+_ANY: Final = ~State(0)
+_USED: Final = State.CONNECTED | State.ASKING | State.GATHERING
+"""This rank uses a connection to a store."""
+_OPEN: Final = _USED | State.SEARCHING
+_FINAL: Final = State.CUT_OFF | State.PARTED | State.CLOSED
+
+ROWS: Final = (
+    # The store answers. In a search it was only slow.
+    Row(Event.STORE_SPEAKS, State.ASKING | State.SEARCHING | State.GATHERING, then=State.CONNECTED),
+    Row(Event.STORE_SPEAKS, State.CONNECTED | _FINAL),
+    Row(Event.ALL_LEFT, State.CONNECTED, Action.RELAY, State.PARTED),
+    Row(Event.ALL_LEFT, State.CUT_OFF, Action.RELAY),
+    Row(Event.ALL_LEFT, State.PARTED | State.CLOSED),
+    # A standby that speaks as the store does has taken over, and so does one that gets a report.
+    Row(Event.STANDBY_SPEAKS, _OPEN, Action.TURN, State.CONNECTED),
+    Row(Event.STANDBY_SPEAKS, State.CUT_OFF | State.PARTED, Action.TURN),
+    Row(Event.STANDBY_SPEAKS, State.CLOSED),
+    Row(Event.STORE_SILENT, _OPEN, Action.TURN, State.CONNECTED),
+    Row(Event.STORE_SILENT, State.CUT_OFF | State.PARTED, Action.TURN),
+    Row(Event.STORE_SILENT, State.CLOSED),
+    # The store is lost: the standby says why, else the survivors gather.
+    Row(Event.LOST_WITH_STANDBY, _OPEN, Action.ASK, State.ASKING),
+    Row(Event.LOST_WITH_STANDBY, _FINAL),
+    Row(Event.LOST_WITH_STANDBY_NAMED, _USED, Action.AWAIT, State.ORPHANED),
+    Row(Event.LOST_WITH_STANDBY_NAMED, State.SEARCHING | _FINAL),
+    Row(Event.LOST, _USED, Action.SEARCH, State.SEARCHING),
+    Row(Event.LOST, State.SEARCHING | _FINAL),
+    Row(Event.STANDBY_LATE, State.ORPHANED, Action.SEARCH, State.SEARCHING),
+    Row(Event.STANDBY_LATE, State.CLOSED),
+    Row(Event.STANDBY_SILENT, State.ASKING, Action.SEARCH, State.SEARCHING),
+    Row(Event.STANDBY_SILENT, State.CONNECTED | State.ORPHANED | State.SEARCHING | _FINAL),
+    # A rank that is cut off does not go back. It joins the others all the same, so that they see it leave.
+    Row(Event.STANDBY_REACHED, State.ORPHANED, Action.ASK, State.ASKING),
+    Row(Event.STANDBY_REACHED, State.SEARCHING, Action.JOIN, State.GATHERING),
+    Row(Event.STANDBY_REACHED, State.CUT_OFF, Action.JOIN),
+    Row(Event.STANDBY_REACHED, _USED | State.PARTED),
+    # A search ends. After a close another thread may still wait for its end.
+    Row(Event.NOBODY_TELLS, State.SEARCHING | State.GATHERING, Action.FAIL),
+    Row(Event.NOBODY_TELLS, State.CONNECTED | State.ORPHANED | State.ASKING | _FINAL),
+    Row(Event.NOBODY_FOUND, State.SEARCHING, Action.GIVE_UP, State.CUT_OFF),
+    Row(Event.NOBODY_FOUND, State.CLOSED, Action.GIVE_UP),
+    Row(Event.NOBODY_FOUND, _USED | State.ORPHANED | State.CUT_OFF | State.PARTED),
+    Row(Event.CLOSE, _ANY, then=State.CLOSED),
+)
+
+IMPOSSIBLE: Final = {
+    # An orphan has neither a store nor a standby that could do anything.
+    Event.STORE_SPEAKS: State.ORPHANED,
+    Event.STANDBY_SPEAKS: State.ORPHANED,
+    Event.STORE_SILENT: State.ORPHANED,
+    Event.LOST: State.ORPHANED,
+    Event.LOST_WITH_STANDBY_NAMED: State.ORPHANED,
+    Event.LOST_WITH_STANDBY: State.ORPHANED,
+    # The message itself has made the rank CONNECTED.
+    Event.ALL_LEFT: State.ORPHANED | State.ASKING | State.SEARCHING | State.GATHERING,
+    # These timers end with the connection that they concern.
+    Event.STANDBY_LATE: ~(State.ORPHANED | State.CLOSED),
+    Event.STANDBY_SILENT: State.GATHERING,
+    # A closed control makes no connection.
+    Event.STANDBY_REACHED: State.CLOSED,
 }
-# A standby that speaks as the store does has taken over; a report that the store does not answer makes it take over.
-_ON_TAKEOVER = {
-    Event.STANDBY_SPEAKS: (State.CONNECTED, Action.TURN),
-    Event.STORE_SILENT: (State.CONNECTED, Action.TURN),
-}
+"""The states in which an event cannot come. Each other pair of a state and an event is in one row."""
 
-TABLE: dict[State, Row] = {
-    State.CONNECTED: Row(
-        _ON_LOSS | _ON_TAKEOVER | _CLOSE | {Event.ALL_LEFT: (State.PARTED, Action.PASS_ON)},
-        ignored=frozenset(
-            # The standby has answered, if with something else; and a search has ended because the store was only slow.
-            {Event.STORE_SPEAKS, Event.STANDBY_REACHED, Event.STANDBY_SILENT, Event.NOBODY_TELLS, Event.NOBODY_FOUND}
-        ),
-        impossible=frozenset({Event.STANDBY_LATE}),
-    ),
-    State.ORPHANED: Row(
-        _CLOSE
-        | {
-            Event.STANDBY_REACHED: (State.ASKING, Action.ASK),
-            Event.STANDBY_LATE: (State.SEARCHING, Action.SEARCH),
-        },
-        ignored=frozenset({Event.STANDBY_SILENT, Event.NOBODY_TELLS, Event.NOBODY_FOUND}),
-        # There is neither a store nor a standby that could do anything.
-        impossible=frozenset({*_LOSSES, Event.STORE_SPEAKS, Event.STANDBY_SPEAKS, Event.STORE_SILENT, Event.ALL_LEFT}),
-    ),
-    State.ASKING: Row(
-        _ON_LOSS
-        | _ON_TAKEOVER
-        | _CLOSE
-        | {
-            Event.STORE_SPEAKS: (State.CONNECTED, Action.NONE),
-            Event.STANDBY_SILENT: (State.SEARCHING, Action.SEARCH),
-        },
-        ignored=frozenset({Event.STANDBY_REACHED, Event.NOBODY_TELLS, Event.NOBODY_FOUND}),
-        impossible=frozenset({Event.STANDBY_LATE, Event.ALL_LEFT}),
-    ),
-    State.SEARCHING: Row(
-        _ON_TAKEOVER
-        | _CLOSE
-        | {
-            Event.STORE_SPEAKS: (State.CONNECTED, Action.NONE),  # it was only slow
-            Event.STANDBY_REACHED: (State.GATHERING, Action.JOIN),
-            Event.LOST_WITH_STANDBY: (State.ASKING, Action.ASK),
-            Event.NOBODY_TELLS: (State.SEARCHING, Action.FAIL),
-            Event.NOBODY_FOUND: (State.CUT_OFF, Action.GIVE_UP),
-        },
-        ignored=frozenset({Event.LOST, Event.LOST_WITH_STANDBY_NAMED, Event.STANDBY_SILENT}),
-        impossible=frozenset({Event.STANDBY_LATE, Event.ALL_LEFT}),
-    ),
-    State.GATHERING: Row(
-        _ON_LOSS
-        | _ON_TAKEOVER
-        | _CLOSE
-        | {
-            Event.STORE_SPEAKS: (State.CONNECTED, Action.NONE),
-            Event.NOBODY_TELLS: (State.GATHERING, Action.FAIL),
-        },
-        ignored=frozenset({Event.STANDBY_REACHED, Event.NOBODY_FOUND}),
-        impossible=frozenset({Event.STANDBY_LATE, Event.STANDBY_SILENT, Event.ALL_LEFT}),
-    ),
-    State.CUT_OFF: Row(
-        # This rank has ended its waits, and does not go back. It joins the others all the same, so that they see it leave.
-        _CLOSE
-        | {
-            Event.STANDBY_SPEAKS: (State.CUT_OFF, Action.TURN),
-            Event.STORE_SILENT: (State.CUT_OFF, Action.TURN),
-            Event.STANDBY_REACHED: (State.CUT_OFF, Action.JOIN),
-            Event.ALL_LEFT: (State.CUT_OFF, Action.PASS_ON),
-        },
-        ignored=frozenset({*_LOSSES, Event.STORE_SPEAKS, Event.STANDBY_SILENT, Event.NOBODY_TELLS, Event.NOBODY_FOUND}),
-        impossible=frozenset({Event.STANDBY_LATE}),
-    ),
-    State.PARTED: Row(
-        _CLOSE
-        | {
-            Event.STANDBY_SPEAKS: (State.PARTED, Action.TURN),
-            Event.STORE_SILENT: (State.PARTED, Action.TURN),
-        },
-        ignored=frozenset(
-            # The standby hears the goodbye of a rank also when it is reached late.
-            {
-                *_LOSSES,
-                Event.STORE_SPEAKS,
-                Event.STANDBY_REACHED,
-                Event.STANDBY_SILENT,
-                Event.NOBODY_TELLS,
-                Event.NOBODY_FOUND,
-                Event.ALL_LEFT,
-            }
-        ),
-        impossible=frozenset({Event.STANDBY_LATE}),
-    ),
-    State.CLOSED: Row(
-        {Event.NOBODY_FOUND: (State.CLOSED, Action.GIVE_UP)},  # another thread may still wait
-        ignored=frozenset(Event) - {Event.STANDBY_REACHED, Event.NOBODY_FOUND},
-        impossible=frozenset({Event.STANDBY_REACHED}),  # a closed control connects to nobody
-    ),
-}
-"""Each event is in one of the three parts of each row."""
+_TABLE: Final = {(state, row.on): row for row in ROWS for state in row.during}
 
 
 def transition(state: State, event: Event) -> tuple[State, Action]:
     """Return the state after an event, and what to do."""
-    row = TABLE[state]
-    if event in row.ignored:
-        return state, Action.NONE
-    move = row.moves.get(event)
-    if move is None:
+    row = _TABLE.get((state, event))
+    if row is None:
         raise InternalError(
-            f"the control connection got the event {event.name} in the state {state.name}, where it cannot come"
+            f"the control connection in the state {state.name} got the event {event.name}, which cannot come there"
         )
-    return move
+    return row.then or state, row.do

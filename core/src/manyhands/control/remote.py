@@ -363,7 +363,7 @@ class SocketControl(Control):
                 self._later(timing.ORPHAN_S, Event.STANDBY_SILENT)
             elif action is Action.AWAIT:
                 self._later(timing.COMING_S, Event.STANDBY_LATE)
-            elif action is Action.PASS_ON and self.reserve is not None:
+            elif action is Action.RELAY and self.reserve is not None:
                 self.reserve.all_have_left()
             return action
 
