@@ -34,7 +34,7 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
-from manyhands.control.reserve import StandbyStore
+from manyhands.control.standby_store import StandbyStore
 from manyhands.net.credentials import Credentials
 from manyhands.net.frames import FrameConnection
 from manyhands.net.keepalive import Liveness

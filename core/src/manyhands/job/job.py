@@ -156,12 +156,7 @@ class Job:
         try:
             loop = job.loop
             if meeting.rank == 0:
-                place = meeting.listen(deadline), meeting.credentials, meeting.world_size
-                job._store = store = Store(loop, *place, deadline, meeting.liveness, meeting.door)
-                if meeting.before is not None:
-                    _report_ends(*meeting.before, store)
-                if meeting.gone is not None:
-                    store.look_for(meeting.gone)
+                job._open_store(meeting, deadline)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
             job.control = control = SocketControl(
                 loop, join, meeting.address, meeting.credentials, deadline, meeting.liveness, meeting.is_vain
@@ -173,13 +168,7 @@ class Job:
             if meeting.world_size > 1:
                 job._standby = Failover(loop, control, job._credentials, meeting.liveness, meeting.door)
         except BaseException as error:
-            # Ranks that are still on their way learn the reason, instead of dialling a store that has gone.
-            if job._store is not None and meeting.keep is not None:
-                meeting.keep(job._release)
-                raise
-            if job._store is not None and isinstance(error, RendezvousError):
-                time.sleep(timing.LATECOMERS_S)
-            job._release()
+            job._abandon(meeting, error)
             if isinstance(error, RendezvousError) and meeting.gone is not None and (how := meeting.gone().get(0)):
                 text = f"rank 0 was lost before the ranks had met: {how}"
                 raise PeerLostError(text, rank=meeting.rank, peer=0) from None
@@ -188,6 +177,23 @@ class Job:
         atexit.register(job._at_exit)
         forget_after_fork(job)
         return job
+
+    def _open_store(self, meeting: Meeting, deadline: Deadline) -> None:
+        place = meeting.listen(deadline), meeting.credentials, meeting.world_size
+        self._store = store = Store(self.loop, *place, deadline, meeting.liveness, meeting.door)
+        if meeting.before is not None:
+            _report_ends(*meeting.before, store)
+        if meeting.gone is not None:
+            store.look_for(meeting.gone)
+
+    def _abandon(self, meeting: Meeting, error: BaseException) -> None:
+        """Release what a failed meeting has made; a store later, so that ranks on their way learn the reason from it."""
+        if self._store is not None and meeting.keep is not None:
+            meeting.keep(self._release)
+            return
+        if self._store is not None and isinstance(error, RendezvousError):
+            time.sleep(timing.LATECOMERS_S)
+        self._release()
 
     @classmethod
     def at_the_door(cls, meeting: Meeting, most: int, deadline: Deadline) -> Job:
@@ -273,7 +279,7 @@ class Job:
             text = f"while {spec.name} started the connection of rank {self.rank} to rank {lost.peer} broke ({lost.reason})"
             raise self.fail(Report("lost", text, lost.peer)) from lost
         except Damaged as damaged:
-            raise self._broken(damaged, f"while {spec.name} started") from None
+            raise self._garbled(damaged.peer, damaged, f"while {spec.name} started") from None
         self.control.on_failure(self.backend.abort)
 
     def read_cards(self, cards: Sequence[bytes], kind: type[T], what: str, ranks: Sequence[int] | None = None) -> list[T]:
@@ -288,12 +294,11 @@ class Job:
             return read_cards(cards, kind)
         except Damaged as damaged:
             peer = damaged.peer if ranks is None else ranks[damaged.peer]
-            raise self._broken(Damaged(peer, damaged.reason), f"in {what}") from None
+            raise self._garbled(peer, damaged, f"in {what}") from None
 
-    def _broken(self, damaged: Damaged, when: str) -> ManyHandsError:
-        return self.fail(
-            Report("protocol", f"rank {damaged.peer} sent what no manyhands sends {when}: {damaged.reason}", damaged.peer)
-        )
+    def _garbled(self, peer: int, damaged: Damaged, when: str) -> ManyHandsError:
+        text = f"rank {peer} sent something that is no manyhands message {when}: {damaged.reason}"
+        return self.fail(Report("protocol", text, peer))
 
     def open_transport(self, channel: int) -> Transport:
         """Return the backend's transport for a channel."""
@@ -505,25 +510,11 @@ class Job:
         self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str, rank: int | None = None
     ) -> socket.socket:
         """Connect to a ``rank`` of this job that listens as ``whom``; ``peer`` is its number in the backend that dials."""
-        credentials = self._credentials.towards(whom, rank)
-
-        def cancelled() -> bool:
-            return self.closed or self.control.failed
-
         try:
-            while True:
-                try:
-                    sock = dial(address, credentials, hello, deadline, cancelled)
-                    with contextlib.suppress(OSError):
-                        self._liveness.watch(sock)
-                    return sock
-                except ConnectionResetError:
-                    # A listener with too many strangers drops some. If the peer has died, the next attempt is refused.
-                    if cancelled():
-                        raise
-                    if deadline.passed():
-                        raise TimeoutError(f"{show_address(address)} breaks every connection") from None
-                    time.sleep(min(0.05, deadline.remaining()))
+            sock = self._dial(address, hello, deadline, self._credentials.towards(whom, rank))
+            with contextlib.suppress(OSError):  # it has ended, as its first use will show
+                self._liveness.watch(sock)
+            return sock
         except TimeoutError:
             raise
         except AuthenticationError as error:
@@ -534,6 +525,22 @@ class Job:
                 hint = f"{error.strerror}: close the groups that are done, or raise the limit (`ulimit -n`)"
                 raise OSError(error.errno, hint) from error
             raise LinkLost(peer, f"{show_address(address)}: {error.strerror or error}") from error
+
+    def _dial(self, address: Address, hello: bytes, deadline: Deadline, credentials: Credentials) -> socket.socket:
+        """Connect, again and again: a listener with too many strangers drops some. If it has died, the next attempt is refused."""
+
+        def cancelled() -> bool:
+            return self.closed or self.control.failed
+
+        while True:
+            try:
+                return dial(address, credentials, hello, deadline, cancelled)
+            except ConnectionResetError:
+                if cancelled():
+                    raise
+                if deadline.passed():
+                    raise TimeoutError(f"{show_address(address)} breaks every connection") from None
+                time.sleep(min(0.05, deadline.remaining()))
 
 
 def _close_all(channels: list[DeviceChannel], kept: list[object]) -> None:
