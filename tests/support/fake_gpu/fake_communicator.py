@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.fake_gpu import fake_cuda
-from support.fake_gpu.fake_nccl_extra import MOVING, blocks_given, moved
+from support.fake_gpu.fake_nccl_extra import MOVING, ExtraRank, blocks_given, moved
 
 __all__ = ["PATIENCE_S", "UNSET", "Call", "Meeting", "Part", "RankSide"]
 
@@ -33,6 +33,7 @@ class Meeting:
     collectives: dict[int, dict[int, Part]] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
     messages: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    windows: dict[int, set[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Part:
 
     what: tuple[Any, ...]
     data: np.ndarray[Any, Any] | None
+    places: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -54,16 +56,18 @@ class Call:
     type: int
     op: int = -1
     peer: int = -1
+    places: tuple[Any, ...] = ()
 
     @property
     def what(self) -> tuple[Any, ...]:
         return self.kind, self.count, self.type, self.op, self.peer
 
 
-class RankSide:
+class RankSide(ExtraRank):
     """A rank's side of a communicator."""
 
     def __init__(self, meeting: Meeting, rank: int, config: Any) -> None:
+        super().__init__()
         self.meeting = meeting
         self.rank = rank
         self.device = fake_cuda.get_device()
@@ -117,7 +121,7 @@ class RankSide:
             key = (call.peer, rank, self.number(f"from {call.peer}"))
             return lambda: self._receive(key, call, width)
         number = self.number("collectives")
-        part = Part(call.what, self._input(call, width))
+        part = Part(call.what, self._input(call, width), call.places)
         with meeting.changed:
             meeting.collectives.setdefault(number, {})[rank] = part
             meeting.changed.notify_all()
@@ -144,6 +148,8 @@ class RankSide:
         # Those that make different calls wait for each other for ever.
         if not self.wait(lambda: len(parts) == meeting.size and len({part.what for part in parts.values()}) == 1):
             return
+        if len({part.places for part in parts.values()}) > 1:
+            self.crimes.append(f"{call.kind} of memory that is not registered alike on all ranks")
         data = [parts[rank].data for rank in range(meeting.size)]
         result: np.ndarray[Any, Any] | None
         if call.kind == "broadcast":

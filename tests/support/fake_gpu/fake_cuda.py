@@ -312,6 +312,13 @@ def get_device_count() -> int:
     return _machine.devices
 
 
+def is_busy(device: int) -> bool:
+    """Tell whether a device has work queued; such a call of CUDA does not exist."""
+    with _machine.lock:
+        streams = [*_machine.all_streams(), *_machine.destroyed]
+        return any(stream.device == device and not stream.last.reached.is_set() for stream in streams)
+
+
 def device_synchronize() -> None:
     """Wait for all work of the current device."""
     device = get_device()

@@ -19,6 +19,7 @@ from support.fake_gpu.fake_cuda import CUDARuntimeError, begin_capture, end_capt
 from support.fake_gpu.fake_cupy_array import Capsule, array, asarray, asnumpy, copyto, empty, empty_like, from_dlpack, ndarray
 from support.fake_gpu.fake_cupy_cuda import cuda, forget_streams, get_current_stream, pinned, pinned_now
 from support.fake_gpu.fake_cupy_functions import FUNCTIONS, fft, linalg
+from support.fake_gpu.fake_cupy_parts import MemoryPointer, UnownedMemory
 from support.fake_gpu.fake_driver import FakeDriver
 
 __version__ = "14.2.0"
@@ -50,3 +51,4 @@ for _name in _OF_NUMPY:
 for _name, _function in FUNCTIONS.items():
     setattr(_MODULE, _name, _function)
 fake_cupy_array.set_namespace(_MODULE)
+cuda.MemoryPointer, cuda.UnownedMemory = MemoryPointer, UnownedMemory

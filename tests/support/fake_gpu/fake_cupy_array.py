@@ -11,7 +11,7 @@ import numpy as np
 from support.fake_gpu import fake_cuda
 from support.fake_gpu.fake_cuda import Memory, enqueue, view
 from support.fake_gpu.fake_cupy_cuda import Device, ExternalStream, get_current_stream
-from support.fake_gpu.fake_cupy_parts import Flags, Foreign, Pointer
+from support.fake_gpu.fake_cupy_parts import Flags, Foreign, MemoryPointer, Pointer, adopted
 
 __all__ = [
     "Capsule",
@@ -46,7 +46,9 @@ class ndarray:  # noqa: N801
     __array_priority__ = 100
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, mem: Memory | Foreign, array: np.ndarray[Any, Any], base: ndarray | None = None) -> None:
+    def __init__(self, mem: Any, array: Any, base: ndarray | None = None, *, memptr: MemoryPointer | None = None) -> None:
+        if memptr is not None:  # as CuPy's own: the first two are shape and dtype
+            mem, array = adopted(mem, array, memptr)
         self._view = array
         self.data = Pointer(mem, array.ctypes.data if array.size else 0)
         self.base = base
@@ -594,7 +596,7 @@ def _check_device(*operands: Any) -> None:
     current = fake_cuda.get_device()
     for operand in operands:
         if isinstance(operand, ndarray) and operand.data.device_id != current:
+            place = operand.data.device_id
             raise ValueError(
-                "Array device must be same as the current device: "
-                f"array device = {operand.data.device_id} while current = {current}"
+                f"Array device must be same as the current device: array device = {place} while current = {current}"
             )

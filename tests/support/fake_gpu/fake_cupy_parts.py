@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from support.fake_gpu import fake_cuda
 from support.fake_gpu.fake_cuda import Memory
 from support.fake_gpu.fake_cupy_cuda import Device
 
-__all__ = ["Flags", "Foreign", "Pointer"]
+__all__ = ["Flags", "Foreign", "MemoryPointer", "Pointer", "UnownedMemory", "adopted"]
 
 
 class Pointer:
@@ -30,6 +32,29 @@ class Foreign:
     def __init__(self, owner: Any, pointer: int) -> None:
         self.owner = owner
         self.device_id = fake_cuda.device_at(pointer) if pointer else fake_cuda.get_device()
+
+
+class UnownedMemory(Foreign):
+    """As CuPy's: memory that somebody else frees once ``owner`` is gone."""
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        super().__init__(owner, ptr)
+        assert device_id in (-1, self.device_id), "CuPy would believe it"
+        self.ptr = ptr
+        self.size = size
+
+
+class MemoryPointer(Pointer):
+    """As CuPy's."""
+
+    def __init__(self, mem: UnownedMemory, offset: int) -> None:
+        super().__init__(mem, mem.ptr + offset)
+
+
+def adopted(shape: Any, dtype: Any, memptr: MemoryPointer) -> tuple[Any, np.ndarray[Any, Any]]:
+    """Return memory, and an array of it."""
+    nbytes = int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize
+    return memptr.mem, np.ndarray(shape, dtype, fake_cuda.view(memptr.ptr, nbytes).data)  # type: ignore[call-overload]
 
 
 class Flags:

@@ -21,7 +21,7 @@ import pytest
 
 from support.fake_gpu import fake_cuda
 from support.fake_gpu.fake_communicator import PATIENCE_S, UNSET, Call, Meeting, RankSide
-from support.fake_gpu.fake_nccl_extra import ExtraCalls
+from support.fake_gpu.fake_nccl_extra import ExtraCalls, places_of
 
 __all__ = ["FakeNccl"]
 
@@ -118,6 +118,8 @@ class FakeNccl(ExtraCalls):
     __version__ = "2.32.3"
 
     def __init__(self, version: int = 23203) -> None:
+        super().__init__()
+        super().__init__()
         self.version = version
         self.crimes: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -204,6 +206,7 @@ class FakeNccl(ExtraCalls):
 
     def _join(self, meeting: Meeting, rank: int, config: Any, name: str) -> Comm:
         made = RankSide(meeting, rank, config)
+        made.crimes = self.crimes
         with meeting.changed:
             assert rank not in meeting.members, "two ranks have one number"
             meeting.members.add(rank)
@@ -320,6 +323,8 @@ class FakeNccl(ExtraCalls):
 
     def _free(self, found: RankSide) -> None:
         found.is_freed = True
+        found.registered.clear()
+        found.registered.clear()
         if found.last is not None:
             # A thread that waited for a graph comes here when its test is over, and the devices of that test are gone.
             fake_cuda.event_destroy(found.last[1], missing_ok=self._late.is_set())
@@ -369,6 +374,7 @@ class FakeNccl(ExtraCalls):
             self._called(call.kind, call.count, call.type, call.op, call.peer, stream)
             found = self._rank(comm, call.kind)
             self._check_ready(found, call.kind)
+            call.places = places_of(found, call)
         except NCCLError as error:
             if self._depth():
                 self._thread.error = error.status

@@ -23,6 +23,7 @@ import pytest
 from support.fake_gpu import fake_nccl
 from support.fake_gpu.compiled import answer_by, compiler, load
 from support.fake_gpu.fake_nccl import FakeNccl
+from support.fake_gpu.fake_nccl_extra import Window
 
 __all__ = ["BINDINGS", "config_offsets", "install", "real_binding"]
 
@@ -157,6 +158,8 @@ def _answer(name: bytes, words: Any, count: int, made: Any) -> int:
     try:
         if "comm" in given:
             given["comm"] = fake_nccl.Comm() if handle is None else handle.comm
+        if "win" in given:
+            given["win"] = Window(given["win"])
         if "comm_id" in given:
             given["comm_id"] = fake_nccl.UniqueId.from_buffer(ctypes.string_at(given["comm_id"], 128))
         if "config" in given:
@@ -194,6 +197,8 @@ def _made(result: Any, fake: FakeNccl, config: Any) -> int:
         return number
     if isinstance(result, int):
         return result
+    if isinstance(result, Window):
+        return result.handle
     text = result.encode() if isinstance(result, str) else bytes(result)
     buffer = _words.setdefault(text, ctypes.create_string_buffer(text))
     return ctypes.addressof(buffer)

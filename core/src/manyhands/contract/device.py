@@ -183,6 +183,70 @@ class DeviceChannel(ABC):
         Each stream of the launches then waits for the others. Leaving the block may raise `DeviceFailure`.
         """
 
+    def allocate(self, nbytes: int) -> int | None:
+        """Return the address of new memory of the device that `register` takes; None, alike on all ranks, where the library has no such memory.
+
+        Parameters
+        ----------
+        nbytes
+            How much; at least 1.
+
+        Raises
+        ------
+        MemoryError
+            There is not so much.
+        """
+        return None
+
+    def register(self, pointer: int, nbytes: int, deadline: Deadline) -> None:
+        """Make memory of `allocate` known to the library. All ranks do so together, with memory of the same size each.
+
+        Core uses such memory for launches of all_reduce, and of all_gather, reduce_scatter and all_to_all with even blocks, alone, and at the
+        same place in the same memory on all ranks.
+
+        Parameters
+        ----------
+        pointer, nbytes
+            The memory.
+        deadline
+            Until when the others must have come; TimeoutError is raised where they do not.
+        """
+        raise NotImplementedError
+
+    def free(self, pointers: Sequence[int]) -> None:
+        """Give memory of `allocate` back, whether it is registered or not.
+
+        Of registered memory, all ranks give the same back, in the same order. The device is done with it.
+
+        Parameters
+        ----------
+        pointers
+            Its addresses.
+        """
+        raise NotImplementedError
+
+    def abandon(self, pointer: int) -> None:
+        """Note that the program can reach registered memory no more, which `close` or `free` is to give back; at once where the channel is closed.
+
+        Takes no lock and never blocks, since it is called while garbage is collected.
+
+        Parameters
+        ----------
+        pointer
+            Its address.
+        """
+        raise NotImplementedError
+
+    def settle(self, deadline: Deadline) -> None:
+        """Wait until the device has done all that this process has queued so far; raise TimeoutError where it does not.
+
+        Parameters
+        ----------
+        deadline
+            Until when.
+        """
+        raise NotImplementedError
+
     def watch(self) -> None:  # noqa: B027 - most libraries need not know
         """Note that the calling thread, one of core's, will watch the launches, also while streams are captured."""
 

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, SupportsIndex
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from manyhands.arrays.dtypes import check_dtype
-from manyhands.arrays.memory import Array, aligned_empty
-from manyhands.calls.arguments import extents, integer
+from manyhands.calls.arguments import integer
 from manyhands.calls.devices.opening import open_channel
 from manyhands.calls.failures import exchange_cards
 from manyhands.calls.paths import Paths
 from manyhands.common.aliases import ForeignNames
-from manyhands.common.checks import is_success, safe_str, whole
+from manyhands.common.checks import is_success, whole
 from manyhands.config.select import Selector
 from manyhands.contract.backend import Backend
 from manyhands.contract.cards import write_card
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel
 from manyhands.control.protocol import Report
-from manyhands.errors import CommError, DeadlineError, OutOfMemoryError, PluginError, UsageError
+from manyhands.errors import CommError, DeadlineError, UsageError
 from manyhands.group.batch import BatchCalls
 from manyhands.group.collectives import CollectiveCalls
 from manyhands.group.forming import Setup
+from manyhands.group.memory import MemoryCalls
 from manyhands.group.messages import MessageCalls
 from manyhands.group.objects import ObjectCalls
 from manyhands.group.shrinking import check_possible, shrink
@@ -43,7 +40,7 @@ __all__ = ["Group"]
 _GRACE_S = 5.0
 
 
-class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames):
+class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, MemoryCalls, ForeignNames):
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes the group at its end.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
@@ -393,50 +390,6 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         return Group(self._job, members, self._setup, self._selector, channel)
 
     # What concerns this rank alone
-
-    def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = np.float64) -> Array:
-        """Return an array that the other ranks of this host can read in place, if the backend has memory of that kind.
-
-        Messages from it need no copy on the way. So collectives on large arrays are faster; both the input and ``out=`` gain.
-        All calls accept other arrays too. On other backends this is a plain array, aligned to 64 bytes. No other rank takes
-        part.
-
-        Parameters
-        ----------
-        shape, dtype
-            As for `numpy.empty`.
-
-        Returns
-        -------
-        ndarray
-            C-contiguous, of undefined content. Its memory is given back when no array refers to it any more.
-
-        Raises
-        ------
-        SizeMismatchError
-            An extent is negative, or no integer.
-        OutOfMemoryError
-            There is no memory, or the backend's share is used up.
-        """
-        self._check_open()
-        dtype = np.dtype(dtype)
-        check_dtype(dtype)
-        shape = extents(shape)
-        nbytes = math.prod(shape) * dtype.itemsize
-        backend = self._job.backend
-        try:
-            shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
-        except MemoryError as error:
-            raise OutOfMemoryError(safe_str(error), rank=self._job.rank) from error
-        given: object = shared
-        if given is not None and not (isinstance(given, memoryview) and given.nbytes == nbytes and not given.readonly):
-            raise PluginError(
-                f"allocate({nbytes}) of the backend {self._job.backend_name!r} returned {shared!r}, and neither a writable memoryview of "
-                "so many bytes nor None"
-            )
-        # Not np.ndarray(..., shared): that would hold what the memoryview is of, and not the memoryview.
-        memory = aligned_empty(nbytes) if shared is None else np.frombuffer(shared, np.uint8)
-        return memory.view(dtype).reshape(shape)
 
     def compute(self, seconds: float) -> None:
         """Let time pass in a simulated world, as if the program computed for so long.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from manyhands.api import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, Launch, UnsupportedError
+from manyhands.api import Deadline, DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, Launch, UnsupportedError
 from manyhands_nccl._cuda import Cuda
 from manyhands_nccl._driver import Driver
 from manyhands_nccl.collectives import Collectives
 from manyhands_nccl.communicator import Communicator
 from manyhands_nccl.dtypes import Abilities
+from manyhands_nccl.memory import Memory
 
 __all__ = ["NcclChannel"]
 
@@ -48,6 +50,7 @@ class NcclChannel(DeviceChannel):
         self._driver = cuda.driver
         self._context = cuda.driver.context(device)
         self._is_closed = False
+        self._memory = Memory(communicator, cuda, device)
         with cuda.on(device):
             self.stream: int = cuda.new_stream()
         self._events = _Events(cuda.driver)
@@ -75,6 +78,26 @@ class NcclChannel(DeviceChannel):
     def together(self) -> AbstractContextManager[None]:
         """Return a block whose launches are one group of NCCL's."""
         return self._communicator.group()
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Return the address of memory that NCCL can register."""
+        return self._memory.allocate(nbytes)
+
+    def register(self, pointer: int, nbytes: int, deadline: Deadline) -> None:
+        """Register it, on all ranks."""
+        self._memory.register(pointer, nbytes)  # it waits as long as a first launch may
+
+    def free(self, pointers: Sequence[int]) -> None:
+        """Give it back."""
+        self._memory.free(pointers)
+
+    def abandon(self, pointer: int) -> None:
+        """Note that the program can reach it no more."""
+        self._memory.abandon(pointer)
+
+    def settle(self, deadline: Deadline) -> None:
+        """Wait until the device is done with all that was queued."""
+        self._memory.settle(deadline)
 
     def watch(self) -> None:
         """Let the calling thread look at events while another one captures in the strictest mode, which forbids that to all others."""
@@ -112,6 +135,7 @@ class NcclChannel(DeviceChannel):
             return
         self._is_closed = True
         self._communicator.close()
+        self._memory.close()
         self._events.close()
         with contextlib.suppress(Exception), self._cuda.on(self.device):  # a device that has failed refuses even this
             self._cuda.runtime.streamDestroy(self.stream)

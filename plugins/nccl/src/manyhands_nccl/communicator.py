@@ -17,13 +17,15 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from manyhands.api import Deadline, DeviceFailure, Launch, Thread, Timer
 from manyhands_nccl._cuda import Cuda
 from manyhands_nccl._nccl import Library
 
 __all__ = ["Communicator", "destroy_revoked", "wait_for_ends"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("manyhands.nccl")
 
@@ -171,6 +173,17 @@ class Communicator:
                     raise self._failed(error, handle) from error
 
         return launch
+
+    def perform(self, call: Callable[[Any], T]) -> T:
+        """Return what ``call(handle)`` of NCCL returns, which all ranks make, and which waits for them."""
+        with self._lock, self._cuda.on(self._device):
+            self._check()
+            try:
+                with self._bounded():
+                    result = call(self.handle)
+            except self.library.error as error:
+                raise self._failed(error, self.handle) from error
+        return result
 
     def _on_device(self, enqueue: Launch) -> Launch:
         """Return what launches on the communicator's device, which NCCL makes the current one by itself unless it is the only rank's."""

@@ -11,6 +11,10 @@ __all__ = ["OwnCalls"]
 
 _MOVING_VERSION = 22803
 """NCCL 2.28.3 brought ``ncclAlltoAll``, ``ncclGather`` and ``ncclScatter`` (src/nccl.h.in of v2.28.3-1; v2.27.7-1 lacks them)."""
+_REGISTERING_VERSION = 21903
+"""NCCL 2.19 brought ``ncclMemAlloc`` and ``ncclCommRegister``."""
+_WINDOW_VERSION = 22703
+"""NCCL 2.27 brought ``ncclCommWindowRegister`` (src/nccl.h.in of v2.27.3-1; v2.26.6-1 lacks it)."""
 
 
 class OwnCalls:
@@ -28,6 +32,10 @@ class OwnCalls:
     ----------
     all_to_all
         ``all_to_all(source, target, count of a block, type, communicator, stream)``.
+    registers
+        Whether memory can be registered.
+    has_windows
+        Whether it can be so as a window.
     gather, scatter
         ``gather(source, target, count of a block, type, root, communicator, stream)``.
     """
@@ -37,6 +45,10 @@ class OwnCalls:
             raw: Any = getattr(library.raw, name, None)
             return raw if library.version >= _MOVING_VERSION else None
 
+        buffers = "mem_alloc", "mem_free", "comm_register", "comm_deregister"
+        windows = "comm_window_register", "comm_window_deregister"
+        self.registers: bool = library.version >= _REGISTERING_VERSION and all(hasattr(library.raw, name) for name in buffers)
+        self.has_windows: bool = library.version >= _WINDOW_VERSION and all(hasattr(library.raw, name) for name in windows)
         self.all_to_all: Callable[..., None] | None = found("allto_all")
         self.gather: Callable[..., None] | None = found("gather")
         self.scatter: Callable[..., None] | None = found("scatter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -56,6 +57,14 @@ class CuPyLibrary(Library):
                 return self._device_array(cupy.empty(shape, dtype))
             except MemoryError as error:
                 raise no_memory(shape, dtype, device, error) from error
+
+    def adopt(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object) -> Any:
+        """Return an array of memory that belongs to ``owner``, which it keeps alive."""
+        cupy = sys.modules["cupy"]
+        nbytes = math.prod(shape) * dtype.itemsize
+        with on_device(device):
+            memory = cupy.cuda.UnownedMemory(pointer, nbytes, owner, device)
+            return cupy.ndarray(shape, dtype, memptr=cupy.cuda.MemoryPointer(memory, 0))
 
     def address(self, value: Any, device: int) -> int:
         """Return the address of an array."""

@@ -13,6 +13,7 @@ from manyhands.arrays.dtypes import check_dtype
 from manyhands.arrays.libraries import DeviceArray, Library, present
 from manyhands.calls.devices.calls import Devices
 from manyhands.calls.devices.fast import PER_THREAD
+from manyhands.calls.devices.registered import Place
 from manyhands.calls.devices.work import Underway
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Local, Message, Operation
@@ -34,6 +35,11 @@ __all__ = [
 ]
 
 _STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
+
+_REGISTERED = (
+    "this call in the background was given memory of group.empty(), which only all_reduce, all_gather, reduce_scatter and all_to_all with even "
+    "counts use: give another array, or make the call without _async"
+)
 
 Enqueue = Callable[[int, Any], None]
 """``enqueue(stream, keep)``: launch what is ready."""
@@ -145,7 +151,7 @@ class DeviceAction:
             The stream is being captured.
         """
         if self._out is not None:
-            raise LayoutError(_STRIDED)
+            raise LayoutError(_REGISTERED if self._out.is_contiguous else _STRIDED)
         self.starts = begin(self._devices, [self.library])
 
     def launch(self, deadline: Deadline) -> Underway[Any]:
@@ -304,12 +310,14 @@ def collective(devices: Devices, step: Operation, *, may_alias: bool) -> DeviceA
     check_arrays(devices, source, out)
     array = source.library.contiguous(source)
     if step.shape is None:
-        ready = _ready(devices, step, array, None)
+        array, _, _, _ = devices.registered.settled(request, array, None, None)
+        ready = _ready(devices, step, array, None, None)
         return DeviceAction(devices, ready, lambda: devices.knows(request), [array, source], None, None, give)
-    array, target, late = _placed(array, step.shape, request.dtype, out, may_alias=may_alias)
+    array, wanted, late = _placed(array, step.shape, request.dtype, out, may_alias=may_alias)
+    array, target, late, place = devices.registered.settled(request, array, wanted, late)
     arrays = [array, source] if out is None else [array, source, out]
-    ready = _ready(devices, step, array, target)
-    return DeviceAction(devices, ready, lambda: devices.knows(request), arrays, target, late, give)
+    ready = _ready(devices, step, array, target, place)
+    return DeviceAction(devices, ready, lambda: devices.knows(request, place), arrays, target, late, give)
 
 
 def copied(devices: Devices, local: Local) -> DeviceAction:
@@ -346,12 +354,13 @@ def message(devices: Devices, step: Message) -> DeviceAction:
     arrays = [flow[0] for flow in (outgoing, incoming) if flow is not None]
     for array in arrays:
         _check_device(devices, array)
-    sent = None if outgoing is None else (outgoing[0].library.contiguous(outgoing[0]), outgoing[1])
+    sent = None if outgoing is None else (_outside(devices, outgoing[0]), outgoing[1])
     target, late = None, None
     if incoming is not None:
         target = incoming[0]
         check_dtype(target.dtype)
-        if not target.is_contiguous or (sent is not None and _overlap(sent[0], target)):
+        is_apart = target.is_contiguous and not devices.registered.has(target.pointer)
+        if not is_apart or (sent is not None and _overlap(sent[0], target)):
             target, late = target.library.empty(target.shape, target.dtype, target.device), target
     received = None if target is None or incoming is None else (target, incoming[1])
 
@@ -367,12 +376,23 @@ def message(devices: Devices, step: Message) -> DeviceAction:
     return DeviceAction(devices, ready, lambda: devices.knows_messages(sent, received), arrays, target, late, give)
 
 
-def _ready(devices: Devices, step: Operation, source: DeviceArray, target: DeviceArray | None) -> Ready | None:
+def _outside(devices: Devices, array: DeviceArray) -> DeviceArray:
+    """Return a C-contiguous array that a message may come from: outside registered memory."""
+    if not array.is_contiguous or not devices.registered.has(array.pointer):
+        return array.library.contiguous(array)
+    apart = array.library.empty(array.shape, array.dtype, array.device)
+    array.library.copy(apart, array)
+    return apart
+
+
+def _ready(
+    devices: Devices, step: Operation, source: DeviceArray, target: DeviceArray | None, place: Place | None
+) -> Ready | None:
     if devices.channel is None:
         return None
 
     def ready(deadline: Deadline, ahead: int) -> Enqueue:
-        prepared = devices.ready(step.request, deadline, is_agreed=step.is_agreed, ahead=ahead)
+        prepared = devices.ready(step.request, deadline, is_agreed=step.is_agreed, ahead=ahead, place=place)
         to, timeout_s = 0 if target is None else target.pointer, deadline.timeout_s
         return lambda stream, keep: devices.launch(prepared, source.pointer, to, stream, keep, timeout_s)
 
@@ -402,6 +422,8 @@ class Aside:
     def __init__(self, devices: Devices, arrays: Sequence[DeviceArray]) -> None:
         if not all(array.is_contiguous for array in arrays):
             raise LayoutError(_STRIDED)
+        if any(devices.registered.has(array.pointer) for array in arrays):
+            raise LayoutError(_REGISTERED)
         # What the root scatters is not known yet, nor whose array this rank will get.
         libraries = [arrays[0].library] if arrays else present()
         channel = devices.channel

@@ -8,6 +8,7 @@ call that does not finish on the device is told to the store as any other that w
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from manyhands.arrays.dtypes import dtype_code, dtype_name
 from manyhands.calls.devices.fast import CachedDeviceCall
 from manyhands.calls.devices.kinds import DEVICE, Prepared, device_call, said_call
+from manyhands.calls.devices.registered import Owner, Place, Registered, said_place
 from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.calls.failures import exchange_cards
 from manyhands.calls.order.ledger import Ledger
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Operation, Request
 from manyhands.common.threads import Thread
 from manyhands.config.plugins import PluginManager
@@ -33,6 +36,8 @@ from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from manyhands.arrays.libraries import DeviceArray, Library
 
 __all__ = ["Devices"]
@@ -74,6 +79,8 @@ class Devices:
         What was launched last on each stream.
     ended
         Of that, what the device is known to be done with.
+    registered
+        The group's memory that the channel knows.
     """
 
     def __init__(
@@ -99,7 +106,8 @@ class Devices:
         if self._watch is not None:
             self._watch.add(self)
         self._batched: list[Launched] | None = None
-        self._kinds: dict[Request, Prepared] = {}
+        self.registered: Registered = Registered(job, members, channel)
+        self._kinds: dict[Hashable, Prepared] = {}
         self._traded: dict[Request, Prepared] = {}
         self.entered: Launched | None = None
         self.latest: dict[int, Launched] = {}
@@ -111,7 +119,9 @@ class Devices:
         self._is_unchecked = False
         self._flows: dict[tuple[int, int], _Flow] = {}
 
-    def ready(self, call: Request, deadline: Deadline, *, is_agreed: bool = False, ahead: int = 0) -> Prepared:
+    def ready(
+        self, call: Request, deadline: Deadline, *, is_agreed: bool = False, ahead: int = 0, place: Place | None = None
+    ) -> Prepared:
         """Return a collective that may be launched now, since all ranks have agreed on it.
 
         Parameters
@@ -125,6 +135,8 @@ class Devices:
             to one may be new to another.
         ahead
             How many calls are to be launched before this one.
+        place
+            Where its memory lies, if that is registered.
 
         Raises
         ------
@@ -135,12 +147,12 @@ class Devices:
         """
         name = call.name
         self.ledger.check(name, self.ledger.next + ahead)
-        prepared = self._traded.get(call) if is_agreed else self._kinds.get(call)
+        prepared = self._traded.get(call) if is_agreed else self._kinds.get(_kind(call, place))
         if prepared is None and is_agreed:
             prepared = self._prepare(call, call.signature(device=DEVICE))
             _remember(self._traded, call, prepared)
         elif prepared is None or (self._always and not is_agreed):
-            prepared = self._agree(call, deadline, ahead)
+            prepared = self._agree(call, deadline, ahead, place)
         return prepared
 
     def ready_messages(
@@ -283,9 +295,9 @@ class Devices:
         except (DeviceFailure, TimeoutError) as failure:
             self._failed(failure, what)
 
-    def knows(self, call: Request) -> bool:
+    def knows(self, call: Request, place: Place | None = None) -> bool:
         """Tell whether the ranks have agreed on a collective before."""
-        return not self._always and call in self._kinds
+        return not self._always and _kind(call, place) in self._kinds
 
     def knows_messages(self, outgoing: tuple[DeviceArray, int] | None, incoming: tuple[DeviceArray, int] | None) -> bool:
         """Tell whether the ranks concerned have agreed on such messages before."""
@@ -358,14 +370,35 @@ class Devices:
 
     def remember(self, place: Hashable, step: Operation, library: Library, *, in_place: bool) -> None:
         """Let the next call of a step's kind, which was just made, go the fast way."""
-        prepared = self._kinds.get(step.request)
-        if prepared is None or self._always or place in self._fast or step.shape is None or not library.is_stream_ordered:
+        call, known = step.request, self._fast.get(place)
+        prepared = self._kinds.get(call)
+        if known is not None and (known.is_whole or prepared is None):
+            return
+        if self._always or step.shape is None or not library.is_stream_ordered or step.is_agreed:
             return
         assert self.channel is not None
-        self._fast[place] = CachedDeviceCall(
-            self.ledger, self.launch, self.channel.device, prepared, library, step.shape, step.request.dtype, in_place=in_place
-        )
-        prepared.places.append(place)
+        nbytes = device_call(call, self._members.rank).elements * call.dtype.itemsize
+        ways = self.ledger, self.registered, self._kinds, self.launch
+        self._fast[place] = CachedDeviceCall(ways, self.channel.device, call, library, step.shape, nbytes, in_place=in_place)
+        if prepared is not None:
+            prepared.places.append(place)
+
+    def add_memory(self, dtype: np.dtype[Any], shape: tuple[int, ...], deadline: Deadline) -> tuple[int, Owner] | None:
+        """Register new memory for an array, which all ranks do together, and which counts as a collective; raises as `Registered.add`."""
+        count = math.prod(shape)
+        signature = CallSignature("empty", dtype_code(dtype), shape, count=count, device=DEVICE)
+        started, sequence = _now(), self.ledger.next
+        with self.reporting(said_call(signature, sequence)):
+            try:
+                made = self.registered.add(count * dtype.itemsize, signature, sequence, _as_bytes(self._digest), deadline)
+            finally:
+                self.ledger.note(self.ledger.number(), signature, started)
+        return made
+
+    @property
+    def turns(self) -> tuple[Turns, ...]:
+        """Whose turn a collective needs."""
+        return (self.ledger,)
 
     @property
     def members(self) -> Members:
@@ -388,8 +421,8 @@ class Devices:
 
     # The first of a kind
 
-    def _agree(self, call: Request, deadline: Deadline, ahead: int) -> Prepared:
-        signature, ranks, sequence = call.signature(device=DEVICE), self._members.ranks, self.ledger.next + ahead
+    def _agree(self, call: Request, deadline: Deadline, ahead: int, place: Place | None) -> Prepared:
+        signature, ranks, sequence = call.signature(device=_where(place)), self._members.ranks, self.ledger.next + ahead
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
         card = signature.digest + _as_bytes(self._digest)
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
@@ -402,12 +435,12 @@ class Devices:
             )
             report = Report("mismatch", text, other, signature.operation, self._members.channel, sequence, list(ranks))
             raise self._job.fail(report)
-        prepared = self._kinds.get(call) or self._prepare(call, signature)
+        prepared = self._kinds.get(_kind(call, place)) or self._prepare(call, signature)
         while len(self._kinds) >= _MAX_KINDS:
             oldest = self._kinds.pop(next(iter(self._kinds)))
-            for place in oldest.places:  # what is not known any more must be agreed on by all ranks, or by none
-                self._fast.pop(place, None)
-        self._kinds[call] = prepared
+            for key in oldest.places:  # what is not known any more must be agreed on by all ranks, or by none
+                self._fast.pop(key, None)
+        self._kinds[_kind(call, place)] = prepared
         return prepared
 
     def _prepare(self, call: Request, signature: CallSignature) -> Prepared:
@@ -517,6 +550,15 @@ class _Flow:
         self.count = 0
         self.digest = 0
         self.kinds: dict[Hashable, Prepared] = {}
+
+
+def _kind(call: Request, place: Place | None) -> Hashable:
+    return call if place is None else (call, place)
+
+
+def _where(place: Place | None) -> str:
+    """Return where the memory of a call lies, in words that all ranks must have alike."""
+    return DEVICE if place is None else f"{DEVICE} ({said_place(place)})"
 
 
 def _as_bytes(digest: int) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from manyhands.calls.devices.kinds import Prepared
+from manyhands.calls.devices.registered import Registered
 from manyhands.calls.order.ledger import Ledger
-from manyhands.calls.request import SLOW_PATH
+from manyhands.calls.request import SLOW_PATH, Request
 
 if TYPE_CHECKING:
     from manyhands.arrays.libraries import Library
@@ -26,45 +26,60 @@ class CachedDeviceCall:
 
     Parameters
     ----------
-    ledger
-        The group's books.
-    launch
-        What enqueues the call: `Devices.launch`.
-    device, prepared
-        The number of the device, and the call on which all ranks have agreed.
+    ways
+        The group's books, its registered memory, what all ranks have agreed on, and what enqueues the call: `Devices.launch`.
+    device, call
+        The number of the device, and the call.
     library
         Whose arrays they are.
-    shape, dtype
-        Those of the result.
+    shape, nbytes
+        The shape of the result, and how many bytes the input has.
     in_place
         Whether the result may go where the input is.
     """
 
     is_stale: ClassVar[bool] = False
 
-    __slots__ = ("_device", "_dtype", "_in_place", "_launch", "_ledger", "_library", "_nbytes", "_prepared", "_shape")
+    __slots__ = (
+        "_call",
+        "_device",
+        "_dtype",
+        "_in_place",
+        "_kinds",
+        "_launch",
+        "_ledger",
+        "_library",
+        "_nbytes",
+        "_prepared",
+        "_registered",
+        "_shape",
+    )
 
     def __init__(
         self,
-        ledger: Ledger,
-        launch: Callable[..., None],
+        ways: tuple[Ledger, Registered, Mapping[Hashable, Prepared], Callable[..., None]],
         device: int,
-        prepared: Prepared,
+        call: Request,
         library: Library,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        nbytes: int,
         *,
         in_place: bool,
     ) -> None:
-        self._ledger = ledger
-        self._launch = launch
+        self._ledger, self._registered, self._kinds, self._launch = ways
         self._device = device
-        self._prepared = prepared
+        self._call = call
+        self._prepared = self._kinds.get(call)
         self._library = library
         self._shape = shape
-        self._dtype = dtype
+        self._dtype = call.dtype
         self._in_place = in_place
-        self._nbytes = max(prepared.nbytes, int(np.prod(shape)) * dtype.itemsize)
+        self._nbytes = max(nbytes, math.prod(shape) * call.dtype.itemsize)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it also leads to the call on memory that is not registered: all ranks had agreed on that when it was made."""
+        return self._prepared is not None
 
     def later(self, array: Any, out: Any) -> None:
         """Return None: beside the caller's stream a call goes the long way."""
@@ -103,6 +118,10 @@ class CachedDeviceCall:
                 or (source == target and not self._in_place)
             ):
                 return SLOW_PATH
+        place = None if self._registered.is_empty else self._registered.place(source, target)
+        prepared = self._prepared if place is None else self._kinds.get((self._call, place))
+        if prepared is None:
+            return SLOW_PATH
         ledger = self._ledger
         if not ledger.take_if_free():
             return SLOW_PATH
@@ -112,7 +131,7 @@ class CachedDeviceCall:
             stream, keep = library.stream(device)
             if stream == PER_THREAD:
                 return SLOW_PATH
-            self._launch(self._prepared, source, target, stream, keep, timeout_s)
+            self._launch(prepared, source, target, stream, keep, timeout_s)
         finally:
             ledger.give()
         if out is not None:

@@ -1,0 +1,164 @@
+"""Arrays in memory that is best for the calls of a group."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from manyhands.arrays.dtypes import check_dtype
+from manyhands.arrays.libraries.cupy import CuPyLibrary
+from manyhands.arrays.memory import Array, aligned_empty
+from manyhands.calls.arguments import extents
+from manyhands.calls.runner import Calls
+from manyhands.common.checks import safe_str, whole
+from manyhands.contract.deadline import Deadline
+from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError, PluginError, UnsupportedError, UsageError
+
+__all__ = ["MemoryCalls"]
+
+_CUPY = CuPyLibrary()
+_CURRENT = -1
+
+
+class MemoryCalls(Calls):
+    """The arrays that a group makes."""
+
+    def empty(
+        self,
+        shape: SupportsIndex | Sequence[SupportsIndex],
+        dtype: npt.DTypeLike = np.float64,
+        *,
+        device: str | int | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Return an array in memory that the backend reads and writes in place, if it has memory of that kind.
+
+        In the host's memory, the other ranks of this host can read it. Messages from it need no copy on the way. So collectives on large arrays
+        are faster; both the input and ``out=`` gain. All calls accept other arrays too. On other backends this is a plain array, aligned to
+        64 bytes. No other rank takes part.
+
+        On a GPU, it is an array of CuPy. If the backend moves GPU memory, this is a collective: all ranks call it in the same order, with
+        the same shape and dtype, and it waits for them. NCCL registers the memory, as a symmetric window where it has these. Then `all_reduce`,
+        and `all_gather`, `reduce_scatter` and `all_to_all` with even counts, use it as it is; the others copy it. If one rank gives
+        such an array to one of these calls, all must, at the same place in arrays of the same call of this; a `CollectiveMismatchError` tells
+        where they do not. On other backends it is a plain array of CuPy, and no other rank takes part.
+
+        Parameters
+        ----------
+        shape, dtype
+            As for `numpy.empty`.
+        device
+            ``"cuda"`` for the GPU that the group uses on this rank, or CuPy's current one if the backend moves no GPU memory; ``"cuda:N"`` or ``N``
+            for its number. None, the default, and ``"cpu"`` stand for the host's memory.
+        timeout_s
+            Seconds that the call may last, where it waits for the other ranks.
+
+        Returns
+        -------
+        ndarray
+            C-contiguous, of undefined content. Its memory is given back when no array refers to it any more. Registered memory is given back when no
+            rank's arrays do, and all ranks call this again, or the group is closed, whichever comes first. An array may outlive its group.
+
+        Raises
+        ------
+        SizeMismatchError
+            An extent is negative, or no integer.
+        OutOfMemoryError
+            There is no memory, or the backend's share is used up. For registered memory, on any rank; alike on all ranks.
+        UsageError
+            ``device`` is no device.
+        LayoutError
+            The group uses another GPU on this rank.
+        UnsupportedError
+            There is no GPU or no CuPy, or a stream is being captured.
+        """
+        dtype = np.dtype(dtype)
+        number = _device(device)
+        self._check_open()
+        check_dtype(dtype)
+        shape = extents(shape)
+        if number is not None:
+            return self._on_device(shape, dtype, number, timeout_s)
+        nbytes = math.prod(shape) * dtype.itemsize
+        backend = self._job.backend
+        try:
+            shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
+        except MemoryError as error:
+            raise OutOfMemoryError(safe_str(error), rank=self._job.rank) from error
+        given: object = shared
+        if given is not None and not (isinstance(given, memoryview) and given.nbytes == nbytes and not given.readonly):
+            raise PluginError(
+                f"allocate({nbytes}) of the backend {self._job.backend_name!r} returned {shared!r}, and neither a writable memoryview of "
+                "so many bytes nor None"
+            )
+        # Not np.ndarray(..., shared): that would hold what the memoryview is of, and not the memoryview.
+        memory = aligned_empty(nbytes) if shared is None else np.frombuffer(shared, np.uint8)
+        return memory.view(dtype).reshape(shape)
+
+    def _on_device(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, timeout_s: float | None) -> Any:
+        devices = self._paths.devices
+        channel = devices.channel
+        device = _found(device, None if channel is None else channel.device)
+        try:
+            nothing = _CUPY.empty((0,), dtype, device)
+        except (ValueError, TypeError) as error:
+            raise DTypeError(
+                f"CuPy has no arrays of {dtype}: give a dtype of as many bytes, such as uint{8 * dtype.itemsize}, and view the memory as "
+                f"{dtype} in your library"
+            ) from error
+        if channel is None or 0 in shape:
+            return _CUPY.empty(shape, dtype, device).owner
+
+        def add(deadline: Deadline) -> Any:
+            stream, _ = nothing.library.stream(device)
+            with devices.reporting("empty"):
+                if channel.is_capturing(stream):
+                    raise UnsupportedError(
+                        "memory cannot be registered while a stream is captured: call empty() before the capture begins"
+                    )
+            return devices.add_memory(dtype, shape, deadline)
+
+        made = self._in_this_thread("empty", devices.turns, add, timeout_s, devices.ledger.next)
+        return _CUPY.empty(shape, dtype, device).owner if made is None else _CUPY.adopt(made[0], shape, dtype, device, made[1])
+
+
+def _device(device: object) -> int | None:
+    """Return the number of a GPU, `_CURRENT` for the group's own; None for the host's memory."""
+    if device is None or device == "cpu":
+        return None
+    if device == "cuda":
+        return _CURRENT
+    number = None if isinstance(device, bool) else whole(device)
+    if isinstance(device, str) and (found := re.fullmatch(r"cuda:(\d{1,4})", device)):
+        number = int(found[1])
+    if number is None or number < 0:
+        raise UsageError(f'device must be "cuda", "cuda:N", the number N of a GPU, "cpu" or None, and {device!r} was given')
+    return number
+
+
+def _found(device: int, used: int | None) -> int:
+    """Return the number of the GPU to use, which is ``used`` where the group uses one."""
+    try:
+        cupy: Any = sys.modules.get("cupy") or import_module("cupy")
+        count = cupy.cuda.runtime.getDeviceCount()
+        device = (cupy.cuda.runtime.getDevice() if used is None else used) if device == _CURRENT else device
+    except ImportError as error:
+        raise UnsupportedError(
+            f"arrays on GPUs are those of CuPy, which cannot be imported ({error}): pip install 'manyhands[nccl]'"
+        ) from error
+    except RuntimeError as error:  # CuPy's errors of the runtime and of the driver
+        raise UnsupportedError(f"there is no GPU for group.empty(): {error}") from error
+    if device >= count:
+        raise UsageError(f"device is {device}, and this process sees {count} GPU{'' if count == 1 else 's'}, counted from 0")
+    if used not in (None, device):
+        raise LayoutError(
+            f'device is {device}, and this rank\'s group uses device {used}: give device="cuda", or set backends.nccl.device'
+        )
+    return device
