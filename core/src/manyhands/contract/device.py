@@ -183,6 +183,10 @@ class DeviceChannel(ABC):
         Each stream of the launches then waits for the others. Leaving the block may raise `DeviceFailure`.
         """
 
+    def communicator(self) -> int:
+        """Return the address of what the library itself calls this channel, such as an ``ncclComm_t``; 0 where it has none."""
+        return 0
+
     def allocate(self, nbytes: int) -> int | None:
         """Return the address of new memory of the device that `register` takes; None, alike on all ranks, where the library has no such memory.
 

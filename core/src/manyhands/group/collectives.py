@@ -331,15 +331,31 @@ class CollectiveCalls(Calls):
         """
         return self._call(("all_to_all", send_counts, receive_counts), array, out, timeout_s)
 
-    def barrier(self, *, timeout_s: float | None = None) -> None:
+    def barrier(self, *, device: str | int | None = None, timeout_s: float | None = None) -> None:
         """Wait until every rank has come here.
+
+        On a GPU, streams wait, and the host does not: what is queued on the current streams of CuPy and torch after this begins when all that was queued on
+        them before this is done, on all ranks. If the backend moves no GPU memory, the host waits for both.
 
         Parameters
         ----------
+        device
+            For a barrier between GPUs ``"cuda"``, or the GPU as for `empty`, alike on all ranks; by default it is one between hosts.
         timeout_s
             Seconds that the call may last.
+
+        Raises
+        ------
+        UsageError, LayoutError, UnsupportedError
+            For ``device``, as for `empty`.
         """
+        if device is not None and device != "cpu":
+            self._barrier_on_device(device, timeout_s)
+            return
         self._call(("barrier",), NOTHING, NOTHING, timeout_s)
+
+    def _barrier_on_device(self, device: str | int, timeout_s: float | None) -> None:
+        raise NotImplementedError
 
     # Prefix reductions: operands are combined in the order of ranks, whatever the op
 

@@ -26,7 +26,7 @@ from manyhands.errors import CommError, DeadlineError, UsageError
 from manyhands.group.batch import BatchCalls
 from manyhands.group.collectives import CollectiveCalls
 from manyhands.group.forming import Setup
-from manyhands.group.memory import MemoryCalls
+from manyhands.group.gpus import GpuCalls
 from manyhands.group.messages import MessageCalls
 from manyhands.group.objects import ObjectCalls
 from manyhands.group.shrinking import check_possible, shrink
@@ -40,7 +40,7 @@ __all__ = ["Group"]
 _GRACE_S = 5.0
 
 
-class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, MemoryCalls, ForeignNames):
+class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames):
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes the group at its end.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the

@@ -79,6 +79,10 @@ class NcclChannel(DeviceChannel):
         """Return a block whose launches are one group of NCCL's."""
         return self._communicator.group()
 
+    def communicator(self) -> int:
+        """Return the address of the ``ncclComm_t``; 0 once it has ended."""
+        return 0 if self._communicator.has_ended else int(self._communicator.handle.handle)
+
     def allocate(self, nbytes: int) -> int | None:
         """Return the address of memory that NCCL can register."""
         return self._memory.allocate(nbytes)

@@ -43,6 +43,8 @@ class Memory:
         self._raw: Any = communicator.library.raw
         self._alive: dict[int, tuple[str, Any]] = {}
         self._abandoned: deque[int] = deque()
+        # NCCL writes into them when the call is done, which may be after its deadline.
+        self._windows: list[Any] = []
         self._is_closed = False
 
     def allocate(self, nbytes: int) -> int | None:
@@ -62,8 +64,14 @@ class Memory:
     def register(self, pointer: int, nbytes: int) -> None:
         """Register memory, as a window where NCCL has these and the GPUs reach each other, else as a buffer of the network."""
         raw = self._raw
+
+        def register_window(comm: Any) -> Any:
+            window = raw.comm_window_register(comm, pointer, nbytes, _SYMMETRIC)
+            self._windows.append(window)
+            return window
+
         if self._own.has_windows:
-            window = self._communicator.perform(lambda comm: raw.comm_window_register(comm, pointer, nbytes, _SYMMETRIC))
+            window = self._communicator.perform(register_window)
             # NCCL leaves the handle empty, alike on all ranks, where it has no symmetric memory among them.
             if getattr(window, "handle", window):
                 self._alive[pointer] = "comm_window_deregister", window

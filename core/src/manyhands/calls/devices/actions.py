@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 
 from manyhands.arrays.buffers import Give
-from manyhands.arrays.dtypes import check_dtype
+from manyhands.arrays.dtypes import check_dtype, resolve_op
 from manyhands.arrays.libraries import DeviceArray, Library, present
 from manyhands.calls.devices.calls import Devices
 from manyhands.calls.devices.fast import PER_THREAD
 from manyhands.calls.devices.registered import Place
 from manyhands.calls.devices.work import Underway
 from manyhands.calls.order.turns import Turns
-from manyhands.calls.request import Local, Message, Operation
+from manyhands.calls.request import Local, Message, Operation, Request
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
+from manyhands.schedule.steps import Collective
 
 __all__ = [
     "Aside",
     "DeviceAction",
+    "barrier",
     "begin",
     "check_arrays",
     "check_device_out",
@@ -292,6 +294,29 @@ def launch_together(actions: Sequence[DeviceAction], deadline: Deadline) -> list
                 enqueue(channel.stream, None)
         end = channel.record(channel.stream)
     return [action.underway(end) for action in actions]
+
+
+def barrier(devices: Devices, token: DeviceArray, deadline: Deadline) -> None:
+    """Let the current streams of all libraries wait until those of all ranks have come as far; ``token`` is an array of one element.
+
+    Raises
+    ------
+    UnsupportedError
+        A stream is being captured.
+    """
+    request = Request(
+        Collective.ALL_REDUCE, token.dtype, token.shape, reduction=resolve_op("max", token.dtype), operation="barrier"
+    )
+    channel, libraries = devices.channel, present()
+    assert channel is not None
+    step = Operation(request, token, token.shape)
+    action = DeviceAction(devices, _ready(devices, step, token, token, None), lambda: True, [token], token, None, None)
+    action.starts = begin(devices, libraries)
+    end = launch_together([action], deadline)[0].end
+    with devices.reporting("barrier"):
+        for library in libraries:
+            end.hold(library.stream(channel.device)[0])
+    # The library may give its memory out again behind what its stream has queued, which now is the barrier.
 
 
 def collective(devices: Devices, step: Operation, *, may_alias: bool) -> DeviceAction:

@@ -1,4 +1,4 @@
-"""Arrays in memory that is best for the calls of a group."""
+"""What a group does with memory and streams of its own accord: arrays that suit its calls, barriers between GPUs, the communicator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, SupportsIndex
 
@@ -13,22 +14,25 @@ import numpy as np
 import numpy.typing as npt
 
 from manyhands.arrays.dtypes import check_dtype
+from manyhands.arrays.libraries import present
 from manyhands.arrays.libraries.cupy import CuPyLibrary
-from manyhands.arrays.memory import Array, aligned_empty
+from manyhands.arrays.memory import NOTHING, Array, aligned_empty
 from manyhands.calls.arguments import extents
+from manyhands.calls.devices.actions import barrier
 from manyhands.calls.runner import Calls
 from manyhands.common.checks import safe_str, whole
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError, PluginError, UnsupportedError, UsageError
 
-__all__ = ["MemoryCalls"]
+__all__ = ["GpuCalls"]
 
 _CUPY = CuPyLibrary()
 _CURRENT = -1
+_TOKEN = np.dtype(np.uint8)
 
 
-class MemoryCalls(Calls):
-    """The arrays that a group makes."""
+class GpuCalls(Calls):
+    """What a group has for GPUs, beside its calls on arrays, and for memory."""
 
     def empty(
         self,
@@ -127,6 +131,50 @@ class MemoryCalls(Calls):
 
         made = self._in_this_thread("empty", devices.turns, add, timeout_s, devices.ledger.next)
         return _CUPY.empty(shape, dtype, device).owner if made is None else _CUPY.adopt(made[0], shape, dtype, device, made[1])
+
+    def communicator(self) -> int:
+        """Return the address of the communicator that moves this group's GPU memory: an ``ncclComm_t``, for kernels and libraries of one's own.
+
+        It belongs to the group. Do not destroy, finalize, abort, revoke or split it, and register no memory with it that `empty` has made. Calls on it
+        are calls of the group: all ranks make them in the same order as the group's own, and no thread makes one while another thread
+        calls the group. manyhands neither compares them nor knows their deadlines. Call `synchronize` and wait for your own streams before the group
+        is closed, because the address is not valid any more from then on, nor after a failure.
+
+        Returns
+        -------
+        int
+            The address.
+
+        Raises
+        ------
+        UnsupportedError
+            The backend moves no GPU memory, or not by a communicator.
+        """
+        self._check_open()
+        channel = self._paths.devices.channel
+        address = 0 if channel is None else channel.communicator()
+        if not address:
+            raise UnsupportedError(
+                f"the backend {self._job.backend_name!r} has no communicator of a GPU library for this group of {self._members.size}: take "
+                'backend = "nccl" or "hybrid", and more than one rank'
+            )
+        return address
+
+    def _barrier_on_device(self, device: str | int, timeout_s: float | None) -> None:
+        """Let the current streams wait until those of all ranks have come as far."""
+        devices = self._paths.devices
+        channel = devices.channel
+        number = _found(
+            _CURRENT if (wanted := _device(device)) is None else wanted, None if channel is None else channel.device
+        )
+        if channel is None:
+            self._check_open()
+            for library in present():
+                library.synchronize(number)
+            self._call(("barrier",), NOTHING, NOTHING, timeout_s)
+            return
+        token = _CUPY.empty((1,), _TOKEN, number)
+        self._in_this_thread("barrier", devices.turns, partial(barrier, devices, token), timeout_s, devices.ledger.next)
 
 
 def _device(device: object) -> int | None:

@@ -1,0 +1,140 @@
+"""Barriers between GPUs, the communicator for libraries of one's own, and streams that a program brings."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from support.device_worlds import BACKENDS, gpu_world, gpus, mine, ranks
+from support.fake_gpu import fake_cupy
+from support.fake_gpu.fake_nccl import FakeNccl
+from support.worlds import thread_world
+
+import manyhands as mh
+from manyhands.api import Group
+
+__all__ = ["gpus"]
+
+
+@BACKENDS
+def test_streams_wait_for_those_of_all_ranks_and_the_host_does_not(gpus: FakeNccl, config: dict[str, Any]) -> None:
+    done: list[int] = []
+    have_queued, has_passed = threading.Barrier(3, timeout=20), threading.Event()
+
+    def program(group: Group) -> list[int]:
+        group.barrier(device="cuda")  # the first of its kind asks the store
+        group.synchronize()
+        stream, seen = fake_cupy.cuda.Stream(non_blocking=True), []
+        with stream, fake_cupy.held(stream.ptr) if group.rank == 0 else stream:
+            fake_cupy.enqueue(stream.ptr, lambda: done.append(group.rank))
+            group.barrier(device=group.rank)
+            fake_cupy.enqueue(stream.ptr, lambda: (has_passed.set(), seen.extend(done)))
+            have_queued.wait()  # so that all hosts are here, while the stream of rank 0 is held
+            if group.rank == 0:
+                assert not has_passed.wait(0.3)
+        stream.synchronize()
+        return seen
+
+    for seen in ranks(program, 3, config=config):
+        assert sorted(seen) == [0, 1, 2]
+
+
+def test_a_rank_in_another_call_is_a_mismatch(gpus: FakeNccl) -> None:
+    def program(group: Group) -> str:
+        with pytest.raises(mh.CollectiveMismatchError) as caught:
+            group.barrier(device="cuda") if group.rank else group.all_reduce(mine(group))
+        return str(caught.value)
+
+    for text in ranks(program, 2):
+        assert "barrier(" in text
+
+
+def test_it_is_refused_in_a_capture_and_for_a_device_that_is_none(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        with pytest.raises(mh.UsageError, match="'gpu' was given"):
+            group.barrier(device="gpu")
+        with pytest.raises(mh.LayoutError, match="this rank's group uses"):
+            group.barrier(device=3)
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            with pytest.raises(mh.UnsupportedError, match="CUDA graph"):
+                group.barrier(device="cuda")
+            stream.end_capture()
+        group.barrier(device="cuda")
+        group.barrier(device="cpu")
+
+    ranks(program, 2)
+
+
+@pytest.mark.parametrize(("backend", "size"), [("simulated", 2), ("tcp", 2), ("tcp", 1)])
+def test_backends_without_gpus_wait_on_the_host(gpus: FakeNccl, backend: str, size: int) -> None:
+    done: list[int] = []
+
+    def program(group: Group) -> int:
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            fake_cupy.enqueue(stream.ptr, lambda: done.append(group.rank))
+            group.barrier(device="cuda")
+        return len(done)
+
+    assert thread_world(program, size, backend) == [size] * size
+    assert gpus.names() == []
+
+
+def test_the_communicator_is_there_for_other_libraries(gpus: FakeNccl) -> None:
+    def program(group: Group) -> Any:
+        address = group.communicator()
+        x = mine(group)
+        # As a library of one's own does, which has its own binding of NCCL.
+        stream = fake_cupy.cuda.get_current_stream().ptr
+        gpus.all_reduce(x.data.ptr, x.data.ptr, 5, 7, 0, gpus.Comm(address), stream)
+        while gpus.comm_get_async_error(gpus.Comm(address)):
+            pass
+        half = group.split(group.rank)
+        assert half is not None
+        other = half.communicator()
+        half.close()
+        with pytest.raises(mh.ClosedError):
+            half.communicator()
+        return x.get().tolist(), address != other
+
+    assert ranks(program, 2) == [([3.0] * 5, True)] * 2
+
+
+@pytest.mark.parametrize("backend", ["simulated", "tcp"])
+def test_other_backends_have_none(backend: str) -> None:
+    def program(group: Group) -> None:
+        with pytest.raises(mh.UnsupportedError, match='backend = "nccl" or "hybrid"'):
+            group.communicator()
+
+    for outcome in thread_world(program, 2, backend):
+        assert outcome is None, outcome
+
+
+def test_a_failed_group_tells_why_instead(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        group.all_reduce(mine(group))
+        if group.rank:
+            raise RuntimeError("gone")
+        with pytest.raises(mh.AbortedError):
+            group.barrier(device="cuda")
+        with pytest.raises(mh.AbortedError):
+            group.communicator()
+
+    outcomes = gpu_world(program, 2)
+    assert outcomes[0] is None, outcomes[0]
+
+
+def test_a_stream_that_the_program_brings_is_used_as_any_other(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        own = fake_cupy.cuda.Stream(non_blocking=True)
+        with fake_cupy.cuda.ExternalStream(own.ptr, group.rank):
+            x = mine(group)
+            group.all_reduce(x, out=x)
+        group.synchronize()  # the program ends the stream, which the group knows by its handle alone
+        assert ("all_reduce", 5, 7, 0, -1, own.ptr) in gpus.calls
+        assert x.get().tolist() == [3] * 5
+
+    ranks(program, 2)
