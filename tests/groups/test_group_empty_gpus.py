@@ -96,6 +96,16 @@ def test_the_other_calls_copy_it(gpus: FakeNccl) -> None:
     ranks(program, 2)
 
 
+def test_the_fast_way_of_other_memory_is_not_taken(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        plain, x = mine(group, 4), filled(group)
+        for array in (plain, plain, x, x):  # from the second one on, the fast way is there
+            assert group.broadcast(array, root=1).get().tolist() == [2] * 4
+            assert group.all_reduce(array).get().tolist() == [3] * 4
+
+    ranks(program, 2)
+
+
 def test_a_part_of_the_ranks_with_such_memory_is_a_mismatch_on_all(gpus: FakeNccl) -> None:
     def program(group: Group) -> str:
         x = filled(group)

@@ -164,6 +164,7 @@ class _Machine:
         self.starts: list[int] = []
         self.memories: dict[int, tuple[np.ndarray[Any, Any], int]] = {}
         self.contexts: set[int] = set()
+        self.synchronizations: dict[int, int] = {}
 
     def fail(self, device: int, error: BaseException) -> None:
         with self.lock:
@@ -312,11 +313,9 @@ def get_device_count() -> int:
     return _machine.devices
 
 
-def is_busy(device: int) -> bool:
-    """Tell whether a device has work queued; such a call of CUDA does not exist."""
-    with _machine.lock:
-        streams = [*_machine.all_streams(), *_machine.destroyed]
-        return any(stream.device == device and not stream.last.reached.is_set() for stream in streams)
+def synchronizations(device: int) -> int:
+    """Return how often somebody has waited for all work of a device; such a call of CUDA does not exist."""
+    return _machine.synchronizations.get(device, 0)
 
 
 def device_synchronize() -> None:
@@ -326,6 +325,8 @@ def device_synchronize() -> None:
         points = [stream.last for stream in _machine.all_streams() if stream.device == device]
     for point in points:
         point.wait()
+    with _machine.lock:
+        _machine.synchronizations[device] = synchronizations(device) + 1
     _machine.check(device)
 
 

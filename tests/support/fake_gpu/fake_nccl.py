@@ -374,7 +374,7 @@ class FakeNccl(ExtraCalls):
             self._called(call.kind, call.count, call.type, call.op, call.peer, stream)
             found = self._rank(comm, call.kind)
             self._check_ready(found, call.kind)
-            call.places = places_of(found, call)
+            call.places = places_of(self, found, call)
         except NCCLError as error:
             if self._depth():
                 self._thread.error = error.status

@@ -69,11 +69,13 @@ def _first_fit(taken: list[_Registered], size: int) -> int:
     return offset
 
 
-def places_of(rank: Any, call: Any) -> tuple[Any, ...]:
+def places_of(nccl: ExtraCalls, rank: Any, call: Any) -> tuple[Any, ...]:
     """Return where the memory of a call lies in what its rank has registered; note what no rank may do with that."""
     found = []
     for pointer in (call.source, call.target):
         within = [each for each in rank.registered.values() if each.pointer <= pointer < each.pointer + each.size]
+        for each in within:
+            nccl.use(each.pointer, rank.device)
         found.append((within[0].offset, pointer - within[0].pointer) if within else None)
     if any(found) and call.kind not in _SYMMETRIC_CALLS:
         rank.crimes.append(f"{call.kind} of registered memory, while other ranks may give other memory")
@@ -102,6 +104,7 @@ class ExtraCalls:
 
     def __init__(self) -> None:
         self.allocated: dict[int, fake_cuda.Memory] = {}
+        self._used: dict[int, int] = {}
         self._handles_of_memory = itertools.count(0x5000)
 
     def _move(self, kind: str, source: int, target: int, count: int, datatype: int, root: int, comm: Any, stream: int) -> None:
@@ -156,8 +159,8 @@ class ExtraCalls:
         memory = self.allocated.pop(ptr)
         if any(ptr in rank.registered for rank in self._ranks.values()):
             self.crimes.append("mem_free of memory that is registered")
-        if fake_cuda.is_busy(memory.device_id):
-            self.crimes.append("mem_free while the device is at work, which takes the memory away under its feet")
+        if self._used.pop(ptr, -1) == fake_cuda.synchronizations(memory.device_id):
+            self.crimes.append("mem_free of memory that the device was not waited for since it was in use")
         del memory
 
     def _put(self, rank: Any, pointer: int, size: int, *, is_window: bool) -> int:
@@ -165,7 +168,12 @@ class ExtraCalls:
         offset = _first_fit([each for each in rank.registered.values() if each.offset >= 0], size) if is_window else -1
         rank.registered[pointer] = _Registered(pointer, size, offset)
         rank.memory_handles[handle] = pointer
+        self.use(pointer, rank.device)
         return handle
+
+    def use(self, pointer: int, device: int) -> None:
+        """Note that a device has work with memory, from now on until somebody waits for the device."""
+        self._used[pointer] = fake_cuda.synchronizations(device)
 
     def _take_back(self, rank: Any, handle: int) -> None:
         if handle not in rank.memory_handles:
