@@ -57,6 +57,7 @@ class Call:
     op: int = -1
     peer: int = -1
     places: tuple[Any, ...] = ()
+    memory: tuple[int, ...] = ()
 
     @property
     def what(self) -> tuple[Any, ...]:

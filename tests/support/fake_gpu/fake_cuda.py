@@ -322,7 +322,14 @@ def device_synchronize() -> None:
     """Wait for all work of the current device."""
     device = get_device()
     with _machine.lock:
-        points = [stream.last for stream in _machine.all_streams() if stream.device == device]
+        streams = [stream for stream in _machine.all_streams() if stream.device == device]
+        # The work of a device encompasses what is captured there (CUDA's programming guide, "Prohibited and Unhandled Operations").
+        captures = [stream.capture for stream in streams if stream.capture is not None]
+        for capture in captures:
+            capture.is_invalid = True
+        if captures:
+            raise CUDARuntimeError(900)
+        points = [stream.last for stream in streams]
     for point in points:
         point.wait()
     with _machine.lock:
@@ -557,12 +564,25 @@ class Memory:
         with _machine.lock:
             self._stream = _machine.stream(stream)
             self.device_id = self._stream.device
-            if nbytes:
-                bisect.insort(_machine.starts, self.ptr)
-                _machine.memories[self.ptr] = (self.bytes, self.device_id)
+        self.is_mapped = False
+        if nbytes:
+            self.map()
+
+    def map(self) -> None:
+        """Let the device find it, if it does not."""
+        with self._machine.lock:
+            if not self.is_mapped:
+                bisect.insort(self._machine.starts, self.ptr)
+                self._machine.memories[self.ptr] = (self.bytes, self.device_id)
+                self.is_mapped = True
+
+    def unmap(self) -> None:
+        """Take it away at once, whatever the device does with it."""
+        self.is_mapped = False
+        _release(self._machine, self.bytes, self.ptr)
 
     def __del__(self) -> None:
-        if getattr(self, "ptr", 0) and hasattr(self, "_stream"):
+        if getattr(self, "is_mapped", False):
             machine, memory, pointer = self._machine, self.bytes, self.ptr
             # No lock is taken: this may run in the middle of anything.
             self._stream.work.put(lambda: _release(machine, memory, pointer))

@@ -119,7 +119,6 @@ class FakeNccl(ExtraCalls):
 
     def __init__(self, version: int = 23203) -> None:
         super().__init__()
-        super().__init__()
         self.version = version
         self.crimes: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -324,7 +323,6 @@ class FakeNccl(ExtraCalls):
     def _free(self, found: RankSide) -> None:
         found.is_freed = True
         found.registered.clear()
-        found.registered.clear()
         if found.last is not None:
             # A thread that waited for a graph comes here when its test is over, and the devices of that test are gone.
             fake_cuda.event_destroy(found.last[1], missing_ok=self._late.is_set())
@@ -374,7 +372,7 @@ class FakeNccl(ExtraCalls):
             self._called(call.kind, call.count, call.type, call.op, call.peer, stream)
             found = self._rank(comm, call.kind)
             self._check_ready(found, call.kind)
-            call.places = places_of(self, found, call)
+            call.places, call.memory = places_of(self, found, call)
         except NCCLError as error:
             if self._depth():
                 self._thread.error = error.status
@@ -420,6 +418,7 @@ class FakeNccl(ExtraCalls):
         if stream and fake_cuda.is_capturing(stream):
             found.graphs += 1
             weakref.finalize(run, found.forget_graph)
+            self.keep(run, [pointer for call in calls for pointer in call.memory])
         if found.meeting.size == 1:
             fake_cuda.enqueue(stream, run)
             return

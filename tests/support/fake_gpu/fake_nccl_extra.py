@@ -6,7 +6,9 @@ NCCL compares nothing that has to do with registered memory, and what is wrong t
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import weakref
+from collections import Counter
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,7 +18,7 @@ __all__ = ["MOVING", "ExtraCalls", "ExtraRank", "blocks_given", "moved", "places
 
 MOVING = frozenset({"allto_all", "gather", "scatter"})
 _SYMMETRIC_CALLS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "allto_all"})
-_INVALID_ARGUMENT, _UNHANDLED_CUDA = 4, 1
+_INVALID_ARGUMENT, _UNHANDLED_CUDA, _REMOTE = 4, 1, 6
 _GRANULARITY = 4096
 _MOVING_VERSION = 22803
 
@@ -69,17 +71,18 @@ def _first_fit(taken: list[_Registered], size: int) -> int:
     return offset
 
 
-def places_of(nccl: ExtraCalls, rank: Any, call: Any) -> tuple[Any, ...]:
-    """Return where the memory of a call lies in what its rank has registered; note what no rank may do with that."""
-    found = []
+def places_of(nccl: ExtraCalls, rank: Any, call: Any) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Return where the memory of a call lies in what its rank has registered, and that memory; note what no rank may do with that."""
+    found, used = [], []
     for pointer in (call.source, call.target):
         within = [each for each in rank.registered.values() if each.pointer <= pointer < each.pointer + each.size]
         for each in within:
             nccl.use(each.pointer, rank.device)
+            used.append(each.pointer)
         found.append((within[0].offset, pointer - within[0].pointer) if within else None)
     if any(found) and call.kind not in _SYMMETRIC_CALLS:
         rank.crimes.append(f"{call.kind} of registered memory, while other ranks may give other memory")
-    return tuple(found)
+    return tuple(found), tuple(used)
 
 
 class ExtraCalls:
@@ -101,9 +104,13 @@ class ExtraCalls:
     _ranks: dict[int, Any]
     has_symmetric_memory: bool = True
     largest: int = 1 << 40
+    _homes: ClassVar[dict[int, weakref.ref[ExtraCalls]]] = {}
+    """Whose each address is: a test that is over may give its memory back during the next one."""
 
     def __init__(self) -> None:
         self.allocated: dict[int, fake_cuda.Memory] = {}
+        self._unmapped: dict[tuple[int, int], list[fake_cuda.Memory]] = {}
+        self._captured: Counter[int] = Counter()
         self._used: dict[int, int] = {}
         self._handles_of_memory = itertools.count(0x5000)
 
@@ -150,18 +157,32 @@ class ExtraCalls:
         self._need("mem_alloc", 21903)
         if size > self.largest:
             raise self.NCCLError(_UNHANDLED_CUDA)
-        memory = fake_cuda.Memory(-(-size // _GRANULARITY) * _GRANULARITY, 0)
+        size = -(-size // _GRANULARITY) * _GRANULARITY
+        # CUDA gives addresses out again as soon as they are free.
+        free = self._unmapped.get((fake_cuda.get_device(), size))
+        memory = free.pop() if free else fake_cuda.Memory(size, 0)
+        memory.map()
         self.allocated[memory.ptr] = memory
+        self._homes[memory.ptr] = weakref.ref(self)
         return memory.ptr
 
     def mem_free(self, ptr: int) -> None:
         self._called("mem_free")
+        home = self._homes.pop(ptr, None)
+        if home is not None and home() is not self:
+            return
+        if home is None:
+            self.crimes.append("mem_free of memory that is none")
+            raise self.NCCLError(_UNHANDLED_CUDA)
         memory = self.allocated.pop(ptr)
         if any(ptr in rank.registered for rank in self._ranks.values()):
             self.crimes.append("mem_free of memory that is registered")
         if self._used.pop(ptr, -1) == fake_cuda.synchronizations(memory.device_id):
             self.crimes.append("mem_free of memory that the device was not waited for since it was in use")
-        del memory
+        if self._captured[ptr]:
+            self.crimes.append("mem_free of memory that a graph uses")
+        memory.unmap()
+        self._unmapped.setdefault((memory.device_id, len(memory.bytes)), []).append(memory)
 
     def _put(self, rank: Any, pointer: int, size: int, *, is_window: bool) -> int:
         handle = next(self._handles_of_memory)
@@ -174,6 +195,11 @@ class ExtraCalls:
     def use(self, pointer: int, device: int) -> None:
         """Note that a device has work with memory, from now on until somebody waits for the device."""
         self._used[pointer] = fake_cuda.synchronizations(device)
+
+    def keep(self, kernel: Any, pointers: list[int]) -> None:
+        """Note that a graph uses memory as long as a kernel of it is there."""
+        self._captured.update(pointers)
+        weakref.finalize(kernel, self._captured.subtract, pointers)
 
     def _take_back(self, rank: Any, handle: int) -> None:
         if handle not in rank.memory_handles:
@@ -208,7 +234,8 @@ class ExtraCalls:
             return True
 
         if rank.is_blocking:
-            rank.wait(lambda: len(came) == meeting.size)
+            if not rank.wait(lambda: len(came) == meeting.size):
+                raise self.NCCLError(_REMOTE)
             is_done()
         else:
             rank.pending = is_done

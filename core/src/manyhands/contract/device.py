@@ -230,8 +230,9 @@ class DeviceChannel(ABC):
         raise NotImplementedError
 
     def abandon(self, pointer: int) -> None:
-        """Note that the program can reach registered memory no more, which `close` or `free` is to give back; at once where the channel is closed.
+        """Note that the program can reach memory of `allocate` no more.
 
+        Unless `free` is called for it, it is given back when the library has forgotten it, after `close` or after an abort; at once if that is so.
         Takes no lock and never blocks, since it is called while garbage is collected.
 
         Parameters
@@ -241,8 +242,20 @@ class DeviceChannel(ABC):
         """
         raise NotImplementedError
 
+    def is_captured(self, pointer: int) -> bool:
+        """Return whether a CUDA graph holds launches on memory of `allocate`. Core does not give such memory to `free`.
+
+        Parameters
+        ----------
+        pointer
+            Its address.
+        """
+        return False
+
     def settle(self, deadline: Deadline) -> None:
         """Wait until the device has done all that this process has queued so far; raise TimeoutError where it does not.
+
+        Raises `DeviceFailure` that is passing while a stream of the device is captured, by whichever thread.
 
         Parameters
         ----------

@@ -73,7 +73,7 @@ class NcclChannel(DeviceChannel):
         return self._launch_of(self._collectives.recv(elements * dtype.itemsize, source))
 
     def _launch_of(self, enqueue: Launch | None) -> Launch:
-        return _nothing if enqueue is None else self._communicator.guard(enqueue)
+        return _nothing if enqueue is None else self._communicator.guard(enqueue, self._memory.captured)
 
     def together(self) -> AbstractContextManager[None]:
         """Return a block whose launches are one group of NCCL's."""
@@ -98,6 +98,10 @@ class NcclChannel(DeviceChannel):
     def abandon(self, pointer: int) -> None:
         """Note that the program can reach it no more."""
         self._memory.abandon(pointer)
+
+    def is_captured(self, pointer: int) -> bool:
+        """Return whether a graph holds launches on it."""
+        return self._memory.is_captured(pointer)
 
     def settle(self, deadline: Deadline) -> None:
         """Wait until the device is done with all that was queued."""
@@ -139,7 +143,6 @@ class NcclChannel(DeviceChannel):
             return
         self._is_closed = True
         self._communicator.close()
-        self._memory.close()
         self._events.close()
         with contextlib.suppress(Exception), self._cuda.on(self.device):  # a device that has failed refuses even this
             self._cuda.runtime.streamDestroy(self.stream)

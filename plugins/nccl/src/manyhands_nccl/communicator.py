@@ -90,6 +90,9 @@ class Communicator:
         self._ended: str | None = None
         self._is_aborting = False
         self._is_captured = False
+        self._has_stopped = False
+        self._is_freed = False
+        self._at_free: list[Callable[[], None]] = []
         self._connects = False
         self._end: threading.Thread | None = None
 
@@ -97,6 +100,11 @@ class Communicator:
     def has_ended(self) -> bool:
         """Whether it was closed or aborted."""
         return self._ended is not None
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether NCCL holds nothing for it any more, neither the memory that was registered nor that of other ranks."""
+        return self._is_freed
 
     def connect(self, unique_id: bytes, size: int, rank: int, deadline: Deadline, max_ctas: int | None) -> None:
         """Meet the other ranks.
@@ -122,12 +130,11 @@ class Communicator:
                 errors.append(error)
             with self._news:
                 is_late = self._ended is not None
-                if not is_late:
-                    self.handle = handle
+                self.handle = handle
                 self._news.notify_all()
-            if is_late and handle is not None:
+            if is_late:
                 with contextlib.suppress(*self.library.error, DeviceFailure), self._cuda.on(self._device):
-                    raw.comm_abort(handle)
+                    self._abort()
 
         try:
             with self._news:
@@ -147,8 +154,11 @@ class Communicator:
                 raise self.library.failure(error) from error
             raise
 
-    def guard(self, enqueue: Launch) -> Launch:
-        """Return what calls NCCL by ``enqueue(source, target, stream)``, and raises what comes of it as `DeviceFailure`."""
+    def guard(self, enqueue: Launch, captured: Callable[[int, int], None]) -> Launch:
+        """Return what calls NCCL by ``enqueue(source, target, stream)``, and raises what comes of it as `DeviceFailure`.
+
+        It calls ``captured(source, target)`` before a launch that becomes part of a graph.
+        """
         lock, handle, error_type = self._lock, self.handle, self.library.error
         is_capturing = self._cuda.driver.capture_watch()  # one launch at a time asks
         is_new = True
@@ -160,8 +170,9 @@ class Communicator:
             with lock:
                 if self._ended is not None:
                     self._check()
-                if not self._is_captured and is_capturing(stream):
+                if is_capturing(stream):
                     self._is_captured = True
+                    captured(source, target)
                 try:
                     if is_new:
                         with self._bounded():
@@ -291,6 +302,24 @@ class Communicator:
         """Begin to give back what NCCL holds after an abort that has revoked; returns at once."""
         self._start_end(self._destroy)
 
+    def when_freed(self, call: Callable[[], None]) -> None:
+        """Call once NCCL holds nothing for the communicator any more: at once if that is so, else on the thread that ends it; never if its end hangs.
+
+        NCCL itself forgets then what is still registered (`ncclDevrFinalize` and `ncclRegCleanup` in `commFree`, src/init.cc of 2.30.7).
+        """
+        with self._news:
+            if not self._is_freed:
+                self._at_free.append(call)
+                return
+        call()
+
+    def _note_freed(self) -> None:
+        with self._news:
+            self._is_freed = True
+            calls, self._at_free = self._at_free, []
+        for call in calls:
+            call()
+
     def _check(self) -> None:
         if self._ended is not None:
             raise self._failure or DeviceFailure(
@@ -303,7 +332,7 @@ class Communicator:
         self._failure = self._failure or self.library.failure(error, handle)
         return self._failure
 
-    def _begin_end(self, body: Callable[[], None], reason: str) -> None:
+    def _begin_end(self, body: Callable[[], bool], reason: str) -> None:
         with self._news:
             if self._ended is not None:
                 return
@@ -311,10 +340,11 @@ class Communicator:
             self._news.notify_all()
             self._start_end(body)
 
-    def _start_end(self, body: Callable[[], None]) -> None:
-        """Run what ends the communicator on a thread of its own: it may hang in NCCL, which then is said."""
+    def _start_end(self, body: Callable[[], bool]) -> None:
+        """Run what ends the communicator on a thread of its own: it may hang in NCCL, which then is said. It returns whether NCCL holds nothing any more."""
 
         def run() -> None:
+            is_freed = False
             known: tuple[type[Exception], ...] = (*self.library.error, DeviceFailure)
             late = Timer(_END_S, _log.warning, ("%s: ending a communicator hangs, and is left alone", self.library.name))
             late.daemon = True
@@ -322,11 +352,13 @@ class Communicator:
                 late.start()
             try:
                 with self._cuda.on(self._device):
-                    body()
+                    is_freed = body()
             except known as error:
                 _log.warning("%s: ending a communicator failed: %s", self.library.name, error)
             finally:
                 late.cancel()
+            if is_freed:
+                self._note_freed()
 
         end = Thread(target=run, name="manyhands nccl end", daemon=True)
         # An interpreter that ends refuses new threads; all that NCCL and CUDA hold ends with the process.
@@ -336,16 +368,18 @@ class Communicator:
             if not self._is_captured:
                 _ends.add(end)
 
-    def _abort(self) -> None:
+    def _abort(self) -> bool:
         raw = self.library.raw
-        if self.handle is None:
-            return
+        with self._news:
+            if self.handle is None or self._has_stopped:
+                return False
+            self._has_stopped = True
         # NCCL takes a revocation back when the kernels have ended (src/init.cc of 2.30.7, `commRevokeAsync`), so that replays of a graph which are
         # queued behind them would hang.
         if self.library.can_revoke and not self._is_captured:
             raw.comm_revoke(self.handle, 0)
             _revoked.append(self)
-            return
+            return False
         # This frees the communicator, which a launch should not use meanwhile; one that is stuck comes back by it alone.
         is_ours = self._lock.acquire(timeout=_LOCK_S)
         try:
@@ -353,20 +387,22 @@ class Communicator:
         finally:
             if is_ours:
                 self._lock.release()
+        return True
 
-    def _destroy(self) -> None:
+    def _destroy(self) -> bool:
         raw = self.library.raw
         with self._lock:
             try:
                 raw.comm_destroy(self.handle)
             except self.library.error:  # one that has failed
                 raw.comm_abort(self.handle)
+        return True
 
-    def _finish(self) -> None:
+    def _finish(self) -> bool:
         raw = self.library.raw
         with self._lock:
             if self.handle is None:
-                return
+                return False
             try:
                 raw.comm_finalize(self.handle)
             except self.library.error as error:
@@ -374,3 +410,4 @@ class Communicator:
                 raw.comm_abort(self.handle)
             else:
                 raw.comm_destroy(self.handle)
+        return True

@@ -1,10 +1,16 @@
-"""Memory that NCCL knows beforehand: it is allocated, registered and freed here."""
+"""Memory that NCCL knows beforehand: it is allocated, registered and freed here.
+
+Memory is never freed while NCCL knows it: NCCL would map and unmap addresses that by then are those of other memory. There are two ways.
+While the communicator lives, all ranks deregister and free the same memory together. The rest is freed once the communicator is gone, which is
+after `close`, after an abort, or, if the communicator was revoked, once the survivors have met again.
+"""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,17 +21,35 @@ from manyhands_nccl.own_calls import OwnCalls
 
 __all__ = ["Memory"]
 
+_log = logging.getLogger("manyhands.nccl")
+
 _SYMMETRIC = 1
 """NCCL_WIN_COLL_SYMMETRIC."""
 _NO_MEMORY = frozenset({1, 2})
 """How ``ncclMemAlloc`` answers where CUDA has no more: ncclUnhandledCudaError, ncclSystemError (src/allocator.cc of NCCL 2.30.7)."""
+_CAPTURING = range(900, 909)  # cudaErrorStreamCapture...
+_SETTLE_S = 10.0
+"""How long a rank waits for its device before it frees memory that nobody can reach any more; it keeps the memory if that is not enough."""
+
+
+class _Piece:
+    """Memory of one call of `Memory.allocate`."""
+
+    __slots__ = ("deregister", "handle", "is_abandoned", "is_captured", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.deregister = ""
+        self.handle: Any = None
+        self.is_abandoned = False
+        self.is_captured = False
 
 
 class Memory:
     """The memory of one channel.
 
     NCCL gives windows their offsets by counting on each rank by itself (``symMemoryObtain``, src/dev_runtime.cc of NCCL 2.30.7), and finds a
-    mismatch in its debugging modes alone. So whoever calls `register` and `free` must do so in one order on all ranks.
+    mismatch in its debugging modes alone. So the caller calls `register` and `free` in one order on all ranks.
 
     Parameters
     ----------
@@ -41,11 +65,11 @@ class Memory:
         self._device = device
         self._own = OwnCalls(communicator.library)
         self._raw: Any = communicator.library.raw
-        self._alive: dict[int, tuple[str, Any]] = {}
-        self._abandoned: deque[int] = deque()
+        self._pieces: dict[int, _Piece] = {}
         # NCCL writes into them when the call is done, which may be after its deadline.
         self._windows: list[Any] = []
-        self._is_closed = False
+        self._sweeping = threading.Lock()
+        communicator.when_freed(self._sweep)
 
     def allocate(self, nbytes: int) -> int | None:
         """Return the address of new memory; None where NCCL cannot register any."""
@@ -58,12 +82,12 @@ class Memory:
             if getattr(error, "status", None) in _NO_MEMORY:
                 raise MemoryError(f"ncclMemAlloc of {nbytes} bytes failed: {error}") from error
             raise self._communicator.library.failure(error) from error
-        self._alive[pointer] = "", None
+        self._pieces[pointer] = _Piece(nbytes)
         return pointer
 
     def register(self, pointer: int, nbytes: int) -> None:
         """Register memory, as a window where NCCL has these and the GPUs reach each other, else as a buffer of the network."""
-        raw = self._raw
+        raw, piece = self._raw, self._pieces[pointer]
 
         def register_window(comm: Any) -> Any:
             window = raw.comm_window_register(comm, pointer, nbytes, _SYMMETRIC)
@@ -74,50 +98,75 @@ class Memory:
             window = self._communicator.perform(register_window)
             # NCCL leaves the handle empty, alike on all ranks, where it has no symmetric memory among them.
             if getattr(window, "handle", window):
-                self._alive[pointer] = "comm_window_deregister", window
+                piece.deregister, piece.handle = "comm_window_deregister", window
                 return
         handle = self._communicator.perform(lambda comm: raw.comm_register(comm, pointer, nbytes))
-        self._alive[pointer] = ("comm_deregister", handle) if handle else ("", None)
+        if handle:
+            piece.deregister, piece.handle = "comm_deregister", handle
 
     def free(self, pointers: Sequence[int]) -> None:
-        """Deregister and free memory that the device is done with."""
+        """Deregister and free memory that the device is done with.
+
+        Memory that cannot be deregistered, because the communicator has ended meanwhile, goes with the communicator.
+        """
         for pointer in pointers:
-            self._deregister(*self._alive.pop(pointer, ("", None)))
+            piece = self._pieces.get(pointer)
+            if piece is not None and piece.deregister:
+                self._deregister(piece)
             self._free(pointer)
 
-    def _deregister(self, name: str, handle: Any) -> None:
-        if name and not self._communicator.has_ended:  # else NCCL has done so
-            call = getattr(self._raw, name)
-            self._communicator.perform(lambda comm: call(comm, handle))
+    def _deregister(self, piece: _Piece) -> None:
+        call = getattr(self._raw, piece.deregister)
+        self._communicator.perform(lambda comm: call(comm, piece.handle))
 
     def _free(self, pointer: int) -> None:
+        if self._pieces.pop(pointer, None) is None:
+            return  # another thread frees it
         try:
             with self._cuda.on(self._device):
                 self._raw.mem_free(pointer)
         except self._communicator.library.error as error:
             raise self._communicator.library.failure(error) from error
 
-    def abandon(self, pointer: int) -> None:
-        """Note that nobody can reach memory any more."""
-        self._abandoned.append(pointer)
-        if self._is_closed:
-            # Not here: garbage is collected in the midst of anything, also where a stream is captured or a lock is held.
-            with contextlib.suppress(RuntimeError):  # the interpreter is ending, and all memory with it
-                Thread(target=self._sweep, name="manyhands-gpus-free", daemon=True).start()
+    def captured(self, source: int, target: int) -> None:
+        """Note that a graph holds a launch on these addresses."""
+        for start, piece in list(self._pieces.items()):
+            if any(start <= pointer < start + piece.nbytes for pointer in (source, target)):
+                piece.is_captured = True
 
-    def close(self) -> None:
-        """Free what nobody can reach any more, since the communicator has ended, and has forgotten all that was registered; the rest follows as it goes."""
-        self._is_closed = True
-        self._sweep()
+    def is_captured(self, pointer: int) -> bool:
+        """Return whether a graph may hold launches on memory: NCCL tells nobody when a graph is gone, but for ending the communicator then."""
+        piece = self._pieces.get(pointer)
+        return piece is not None and piece.is_captured
+
+    def abandon(self, pointer: int) -> None:
+        """Note that nobody can reach memory any more.
+
+        Called while garbage is collected, in the midst of anything. So it takes no lock, also not those in which `threading` starts threads, and it
+        frees nothing itself: the calling thread may be capturing a stream.
+        """
+        piece = self._pieces.get(pointer)
+        if piece is None:
+            return
+        piece.is_abandoned = True
+        if self._communicator.is_freed:
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending, and all memory with it
+                _thread.start_new_thread(self._sweep, ())
 
     def _sweep(self) -> None:
-        # A device that has failed frees nothing.
-        with contextlib.suppress(IndexError, DeviceFailure, TimeoutError):
-            while True:
-                pointer = self._abandoned.popleft()
-                if self._alive.pop(pointer, None) is not None:
-                    self.settle(Deadline(_SETTLE_S))
+        """Free what nobody can reach any more, on a thread that does nothing else; the communicator is gone."""
+        with self._sweeping:
+            pointers = [pointer for pointer, piece in list(self._pieces.items()) if piece.is_abandoned]
+            if not pointers:
+                return
+            try:
+                # What frees memory would spoil captures of other threads.
+                self._cuda.driver.relax_capture()
+                self.settle(Deadline(_SETTLE_S))
+                for pointer in pointers:
                     self._free(pointer)
+            except (DeviceFailure, TimeoutError) as error:
+                _log.warning("%s: memory of a group that has ended is kept: %s", self._communicator.library.name, error)
 
     def settle(self, deadline: Deadline) -> None:
         """Wait until the device is done with all that was queued."""
@@ -131,7 +180,8 @@ class Memory:
             except DeviceFailure as failure:
                 failures.append(failure)
             except self._cuda.error as error:
-                failures.append(DeviceFailure(f"CUDA: {error}"))
+                is_passing = getattr(error, "status", None) in _CAPTURING
+                failures.append(DeviceFailure(f"CUDA: {error}", is_passing=is_passing))
             done.set()
 
         # CUDA waits without an end.
@@ -142,6 +192,3 @@ class Memory:
             )
         if failures:
             raise failures[0]
-
-
-_SETTLE_S = 10.0

@@ -18,7 +18,7 @@ from manyhands.calls.failures import exchange_cards
 from manyhands.calls.request import Request
 from manyhands.contract.cards import write_card
 from manyhands.contract.deadline import Deadline
-from manyhands.contract.device import DeviceChannel
+from manyhands.contract.device import DeviceChannel, DeviceFailure
 from manyhands.contract.header import CallSignature
 from manyhands.control.protocol import Report
 from manyhands.errors import OutOfMemoryError
@@ -36,6 +36,8 @@ Place = tuple[int, int, int, int]
 
 _Table = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 _ELSEWHERE = (-1, -1)
+_DONE, _CAPTURING = b"done", b"capturing"
+"""What a rank tells of its device when memory is to be given back."""
 
 
 def takes_registered(request: Request) -> bool:
@@ -161,7 +163,7 @@ class Registered:
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
         while self._dropped:
             self._unused.add(self._dropped.popleft())
-        unused = sorted(self._unused)
+        unused = sorted(number for number in self._unused if not channel.is_captured(self._known[number]))
         told = self._trade(name, write_card((signature.digest + calls, tuple(unused))), call, deadline)
         cards = self._job.read_cards(told, tuple[bytes, tuple[int, ...]], name, self._members.ranks)
         other = next(
@@ -179,11 +181,21 @@ class Registered:
             raise self._job.fail(report)
         gone = sorted(set(cards[0][1]).intersection(*(card[1] for card in cards)))
         if gone:
-            channel.settle(deadline)
             # No rank takes its memory away from another one that still reads there.
-            self._trade(f"{name}, done", b"", call, deadline)
-            self._free(gone)
+            states = self._trade(f"{name}, done", self._settled(channel, deadline), call, deadline)
+            if all(state == _DONE for state in states):
+                self._free(gone)
         return self._make(channel, nbytes, name, call, deadline)
+
+    def _settled(self, channel: DeviceChannel, deadline: Deadline) -> bytes:
+        """Wait for the device; return what to tell the others of it."""
+        try:
+            channel.settle(deadline)
+        except DeviceFailure as failure:
+            if not failure.is_passing:
+                raise
+            return _CAPTURING
+        return _DONE
 
     def _make(
         self, channel: DeviceChannel, nbytes: int, name: str, call: tuple[CallSignature, int], deadline: Deadline
@@ -205,7 +217,11 @@ class Registered:
             )
         if pointer is None:
             return None
-        channel.register(pointer, nbytes, deadline)
+        try:
+            channel.register(pointer, nbytes, deadline)
+        except BaseException:
+            channel.abandon(pointer)
+            raise
         self._count = number = self._count + 1
         self._known[number] = pointer
         self._enter((pointer, pointer + nbytes, number))
@@ -230,5 +246,6 @@ class Registered:
     def _drop(self, number: int, pointer: int) -> None:
         """Take note that nobody can reach a memory any more. Takes no lock, since garbage is collected in the midst of anything."""
         assert self._channel is not None
-        self._dropped.append(number)
+        # In this order: once it is among the dropped ones, another thread may free it, and get the same address anew.
         self._channel.abandon(pointer)
+        self._dropped.append(number)
