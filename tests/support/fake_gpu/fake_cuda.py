@@ -9,15 +9,14 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from support.fake_gpu.fake_earnest import in_earnest
 from support.fake_gpu.fake_errors import CUDARuntimeError
+from support.fake_gpu.fake_streams import Capture, Point, Stream, here
 
 __all__ = [
     "CUDARuntimeError",
@@ -55,98 +54,16 @@ __all__ = [
 POISON = 0xFF
 """Every byte of memory that nobody has written: not a number for floats, -1 for integers."""
 
-LATENESS_S = 0.005
-"""How long a stream dawdles that nobody waits for."""
-
 _PATIENCE_S = 20.0
 _ALIGNMENT = 512
-
-
-class _Point:
-    """A place in the work of a stream."""
-
-    def __init__(self, stream: _Stream) -> None:
-        self.stream = stream
-        self.reached = threading.Event()
-
-    def wait(self) -> None:
-        if not self.reached.is_set():
-            with in_earnest(), self.stream.hurried():
-                self.reached.wait()
-
-
-class _Capture:
-    """The work that is recorded from one stream, and from those that join it."""
-
-    def __init__(self, origin: _Stream) -> None:
-        self.origin = origin
-        self.streams = [origin]
-        self.unjoined: set[_Stream] = set()
-        self.work: list[Callable[[], object]] = []
-        self.is_invalid = False
-
-
-class _Stream:
-    """A queue of work, and the thread that runs it in order."""
-
-    def __init__(self, machine: _Machine, device: int, handle: int, *, is_blocking: bool) -> None:
-        self.machine = machine
-        self.device = device
-        self.handle = handle
-        self.is_blocking = is_blocking
-        self.capture: _Capture | None = None
-        # Simple queues may be put to at any moment, even by __del__ in the middle of another put.
-        self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self.last = _Point(self)
-        self.last.reached.set()
-        self._lock = threading.Lock()
-        self._waiters = 0
-        self._hurry = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=f"fake stream {handle:#x} of device {device}", daemon=True)
-        with in_earnest():
-            self.thread.start()
-
-    @contextlib.contextmanager
-    def hurried(self) -> Iterator[None]:
-        with self._lock:
-            self._waiters += 1
-            self._hurry.set()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiters -= 1
-                if not self._waiters:
-                    self._hurry.clear()
-
-    def put(self, function: Callable[[], object]) -> None:
-        """Queue a function, and move the last point behind it."""
-        self.last = point = _Point(self)
-        self.work.put(function)
-        self.work.put(point.reached.set)
-
-    def _run(self) -> None:
-        _thread.device = self.device
-        while True:
-            try:
-                function = self.work.get_nowait()
-            except queue.Empty:
-                function = self.work.get()
-                self._hurry.wait(LATENESS_S)
-            if function is None:
-                return
-            try:
-                function()
-            except BaseException as error:  # a broken device is what the host shall see
-                self.machine.fail(self.device, error)
 
 
 class _Event:
     def __init__(self, device: int) -> None:
         self.device = device
-        self.point: _Point | None = None
-        self.capture: _Capture | None = None
-        self.captured_on: _Stream | None = None
+        self.point: Point | None = None
+        self.capture: Capture | None = None
+        self.captured_on: Stream | None = None
 
 
 class _Machine:
@@ -155,9 +72,9 @@ class _Machine:
     def __init__(self, devices: int) -> None:
         self.devices = devices
         self.lock = threading.RLock()
-        self.streams: dict[int, _Stream] = {}
-        self.destroyed: list[_Stream] = []
-        self.default_streams: dict[tuple[int, int], _Stream] = {}
+        self.streams: dict[int, Stream] = {}
+        self.destroyed: list[Stream] = []
+        self.default_streams: dict[tuple[int, int], Stream] = {}
         self.events: dict[int, _Event] = {}
         self.failures: dict[int, BaseException] = {}
         self.first_failure: BaseException | None = None
@@ -182,7 +99,7 @@ class _Machine:
         if status:
             raise CUDARuntimeError(status) from self.failures[device]
 
-    def stream(self, handle: int) -> _Stream:
+    def stream(self, handle: int) -> Stream:
         """Return the stream of a handle; 0 and 1 are the legacy default stream of the current device, 2 the thread's own."""
         if not 0 <= handle <= 2:
             with self.lock:
@@ -195,7 +112,7 @@ class _Machine:
         key = (device, threading.get_ident() if handle == 2 else 0)
         with self.lock:
             if key not in self.default_streams:
-                self.default_streams[key] = _Stream(self, device, 2 if handle == 2 else 0, is_blocking=handle == 2)
+                self.default_streams[key] = Stream(self, device, 2 if handle == 2 else 0, is_blocking=handle == 2)
             return self.default_streams[key]
 
     def event(self, handle: int) -> _Event:
@@ -204,10 +121,10 @@ class _Machine:
                 raise CUDARuntimeError(400)
             return self.events[handle]
 
-    def all_streams(self) -> list[_Stream]:
+    def all_streams(self) -> list[Stream]:
         return [*self.streams.values(), *self.default_streams.values()]
 
-    def put(self, stream: _Stream, function: Callable[[], object]) -> None:
+    def put(self, stream: Stream, function: Callable[[], object]) -> None:
         """Queue a function in the order that the legacy default stream has with all blocking ones of its device."""
         if stream.capture is not None:
             stream.capture.work.append(function)
@@ -230,14 +147,13 @@ class _Machine:
 _machine = _Machine(0)
 # No handle is ever given twice, so that a stream of an earlier test, when it is collected, does not end one of a later test.
 _handles = itertools.count(0x7F00_0000_0000, 0x100)
-_thread = threading.local()
 
 
 def start_up(devices: int = 2) -> None:
     """Begin anew, with so many devices."""
     global _machine  # noqa: PLW0603  # a computer has one driver as well
     _machine = _Machine(devices)
-    _thread.device, _thread.context = 0, 0
+    here.device, here.context = 0, 0
 
 
 def shut_down() -> None:
@@ -268,14 +184,14 @@ def _nothing() -> None:
 
 
 def get_device() -> int:
-    device: int = getattr(_thread, "device", 0)
+    device: int = getattr(here, "device", 0)
     return device
 
 
 def set_device(device: int) -> None:
     if not 0 <= device < max(_machine.devices, 1):
         raise CUDARuntimeError(101)
-    _thread.device, _thread.context = device, device + 1
+    here.device, here.context = device, device + 1
     _machine.contexts.add(device)
 
 
@@ -296,15 +212,15 @@ class CUDADriverError(RuntimeError):
 def get_context() -> int:
     if not _machine.contexts:
         raise CUDADriverError("CUDA_ERROR_NOT_INITIALIZED: initialization error")
-    context: int = getattr(_thread, "context", 0)
+    context: int = getattr(here, "context", 0)
     return context
 
 
 def set_context(context: int) -> None:
     """Make a context current, or none; without one a thread still has the device that it set."""
-    _thread.context = context
+    here.context = context
     if context:
-        _thread.device = context - 1
+        here.device = context - 1
 
 
 def get_device_count() -> int:
@@ -343,7 +259,7 @@ def device_synchronize() -> None:
 def stream_create(*, is_blocking: bool = True) -> int:
     with _machine.lock:
         handle = next(_handles)
-        _machine.streams[handle] = _Stream(_machine, get_device(), handle, is_blocking=is_blocking)
+        _machine.streams[handle] = Stream(_machine, get_device(), handle, is_blocking=is_blocking)
         return handle
 
 
@@ -495,7 +411,7 @@ def _handle(stream: Any) -> int:
     return stream if isinstance(stream, int) else int(stream.ptr)
 
 
-def _check_not_capturing(stream: _Stream) -> None:
+def _check_not_capturing(stream: Stream) -> None:
     if stream.capture is not None:
         stream.capture.is_invalid = True
         raise CUDARuntimeError(900)
@@ -503,7 +419,7 @@ def _check_not_capturing(stream: _Stream) -> None:
         _check_implicit(stream)
 
 
-def _check_implicit(stream: _Stream, *, spoils: bool = True) -> None:
+def _check_implicit(stream: Stream, *, spoils: bool = True) -> None:
     """Refuse the legacy default stream while a blocking stream of the device is capturing."""
     for other in _machine.all_streams():
         if other.capture is not None and other.is_blocking and other.device == stream.device:
@@ -518,7 +434,7 @@ def begin_capture(stream: Any) -> None:
         if found.handle == 0:
             raise CUDARuntimeError(900)
         _check_not_capturing(found)
-        found.capture = _Capture(found)
+        found.capture = Capture(found)
 
 
 def end_capture(stream: Any) -> Graph:

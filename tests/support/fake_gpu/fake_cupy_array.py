@@ -11,7 +11,7 @@ import numpy as np
 from support.fake_gpu import fake_cuda
 from support.fake_gpu.fake_cuda import Memory, enqueue, view
 from support.fake_gpu.fake_cupy_cuda import Device, ExternalStream, get_current_stream
-from support.fake_gpu.fake_cupy_parts import Flags, Foreign, MemoryPointer, Pointer, adopted
+from support.fake_gpu.fake_cupy_parts import Capsule, Flags, Foreign, MemoryPointer, Pointer, adopted
 
 __all__ = [
     "Capsule",
@@ -399,19 +399,6 @@ class ndarray:  # noqa: N801
         if consumer not in (-1, current.ptr or 1):
             ExternalStream(consumer).wait_event(current.record())
         return Capsule(self)
-
-
-class Capsule:
-    """What ``__dlpack__`` gives; it can be consumed once."""
-
-    def __init__(self, array: ndarray) -> None:
-        self._array: ndarray | None = array
-
-    def consume(self) -> ndarray:
-        array, self._array = self._array, None
-        if array is None:
-            raise ValueError("A DLPack tensor object cannot be consumed multiple times")
-        return array
 
 
 def _number(value: Any) -> Any:

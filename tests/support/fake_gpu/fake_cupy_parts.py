@@ -10,7 +10,7 @@ from support.fake_gpu import fake_cuda
 from support.fake_gpu.fake_cuda import Memory
 from support.fake_gpu.fake_cupy_cuda import Device
 
-__all__ = ["Flags", "Foreign", "MemoryPointer", "Pointer", "UnownedMemory", "adopted"]
+__all__ = ["Capsule", "Flags", "Foreign", "MemoryPointer", "Pointer", "UnownedMemory", "adopted"]
 
 
 class Pointer:
@@ -55,6 +55,19 @@ def adopted(shape: Any, dtype: Any, memptr: MemoryPointer) -> tuple[Any, np.ndar
     """Return memory, and an array of it."""
     nbytes = int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize
     return memptr.mem, np.ndarray(shape, dtype, fake_cuda.view(memptr.ptr, nbytes).data)  # type: ignore[call-overload]
+
+
+class Capsule:
+    """What ``__dlpack__`` gives; it can be consumed once."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def consume(self) -> Any:
+        array, self._array = self._array, None
+        if array is None:
+            raise ValueError("A DLPack tensor object cannot be consumed multiple times")
+        return array
 
 
 class Flags:
