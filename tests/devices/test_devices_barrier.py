@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.device_worlds import BACKENDS, gpu_world, gpus, mine, ranks
-from support.fake_gpu import fake_cupy
+from support.fake_gpu import fake_cuda, fake_cupy
 from support.fake_gpu.fake_nccl import FakeNccl
 from support.worlds import thread_world
 
@@ -127,14 +130,22 @@ def test_a_failed_group_tells_why_instead(gpus: FakeNccl) -> None:
     assert outcomes[0] is None, outcomes[0]
 
 
-def test_a_stream_that_the_program_brings_is_used_as_any_other(gpus: FakeNccl) -> None:
+RECIPE = (Path(__file__).resolve().parents[2] / "docs" / "gpus.md").read_text(encoding="utf-8")
+OWN_STREAM = re.findall(r"^```python\n# A stream of your own\n(.*?)^```$", RECIPE, re.DOTALL | re.MULTILINE)
+
+
+def test_a_stream_of_ones_own_is_used_as_the_page_shows(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
-        own = fake_cupy.cuda.Stream(non_blocking=True)
-        with fake_cupy.cuda.ExternalStream(own.ptr, group.rank):
-            x = mine(group)
-            group.all_reduce(x, out=x)
-        group.synchronize()  # the program ends the stream, which the group knows by its handle alone
-        assert ("all_reduce", 5, 7, 0, -1, own.ptr) in gpus.calls
-        assert x.get().tolist() == [3] * 5
+        handle = fake_cuda.stream_create(is_blocking=False)  # as a library does that knows nothing of CuPy
+        x = mine(group)
+        weights = fake_cupy.zeros(5, np.float32)
+        (text,) = OWN_STREAM
+        names: dict[str, Any] = {"group": group, "gradient": x, "handle": handle, "weights": weights}
+        exec(compile(text, "docs/gpus.md", "exec"), names)
+        assert ("all_reduce", 5, 7, 4, -1, handle) in gpus.calls  # the mean, on that stream
+        assert weights.get().tolist() == [-0.75] * 5
+        assert x.get().tolist() == [1.5] * 5
+        fake_cuda.stream_destroy(handle)
+        group.synchronize()
 
     ranks(program, 2)

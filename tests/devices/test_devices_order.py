@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.device_worlds import HYBRID, Clock, clock, gpu_world, gpus
+from support.device_worlds import HYBRID, Clock, Foreign, clock, gpu_world, gpus
 from support.fake_gpu import fake_cuda
 from support.fake_gpu import fake_cupy as cupy
 from support.fake_gpu.fake_nccl import FakeNccl
@@ -332,7 +332,7 @@ def test_the_default_stream_of_each_thread_is_that_of_the_caller(gpus: FakeNccl,
     """NCCL launches on threads of its own, which have another one."""
 
     def program(group: Group) -> list[float]:
-        with cupy.cuda.ExternalStream(2):
+        with cupy.cuda.Stream.ptds:
             x = cupy.zeros(4, np.float32)
             for _ in range(5):
                 x += group.rank + 1
@@ -463,7 +463,7 @@ def test_a_stream_may_go_once_its_work_is_done(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
         x = mine(group)
         handle = fake_cuda.stream_create(is_blocking=False)
-        with cupy.cuda.ExternalStream(handle):
+        with cupy.cuda.Stream.from_external(Foreign(handle)):
             group.all_reduce(x)
         group.synchronize()
         fake_cuda.stream_destroy(handle)

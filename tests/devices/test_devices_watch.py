@@ -127,7 +127,7 @@ def test_the_default_stream_of_a_thread_cannot_be_captured(gpus: FakeNccl) -> No
     def program(group: Group) -> None:
         x = mine(group)
         x.get()
-        stream = cupy.cuda.ExternalStream(2)
+        stream = cupy.cuda.Stream.ptds
         with stream:
             # Not on the legacy default stream, which nobody may look at while one that waits for it is captured.
             group.all_reduce(x, out=x)

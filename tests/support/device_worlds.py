@@ -19,7 +19,20 @@ from support.fake_gpu.through_nccl4py import BINDINGS, install
 from support.waiting import until
 from support.worlds import must, thread_world
 
-__all__ = ["BACKENDS", "HYBRID", "NCCL", "Clock", "Watched", "clock", "gpu_world", "gpus", "mine", "ranks", "watched"]
+__all__ = [
+    "BACKENDS",
+    "HYBRID",
+    "NCCL",
+    "Clock",
+    "Foreign",
+    "Watched",
+    "clock",
+    "gpu_world",
+    "gpus",
+    "mine",
+    "ranks",
+    "watched",
+]
 
 NCCL = {"backend": "nccl"}
 HYBRID = {"backend": "hybrid", "ranks_per_host": 4, "backends": {"hybrid": {"routes": {"cpu": "tcp", "cuda": "nccl"}}}}
@@ -45,6 +58,16 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     assert fake.open_communicators() == 0
     fake_cupy.shut_down()
     assert not fake.crimes, fake.crimes
+
+
+class Foreign:
+    """A stream of another library, known by its handle."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
 
 
 class Clock:

@@ -10,7 +10,7 @@ import numpy as np
 
 from support.fake_gpu import fake_cuda
 from support.fake_gpu.fake_cuda import Memory, enqueue, view
-from support.fake_gpu.fake_cupy_cuda import Device, ExternalStream, get_current_stream
+from support.fake_gpu.fake_cupy_cuda import Device, get_current_stream
 from support.fake_gpu.fake_cupy_parts import Capsule, Flags, Foreign, MemoryPointer, Pointer, adopted
 
 __all__ = [
@@ -397,7 +397,7 @@ class ndarray:  # noqa: N801
             )
         current = get_current_stream()
         if consumer not in (-1, current.ptr or 1):
-            ExternalStream(consumer).wait_event(current.record())
+            fake_cuda.stream_wait_event(consumer, current.record().ptr)
         return Capsule(self)
 
 

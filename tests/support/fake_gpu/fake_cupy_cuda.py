@@ -6,6 +6,7 @@ import ctypes
 import sys
 import threading
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Self
@@ -117,6 +118,9 @@ class _BaseStream:
         _current()[self._check_device()] = self
         return self
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.ptr
+
     @property
     def done(self) -> bool:
         return fake_cuda.stream_query(self.ptr) == 0
@@ -159,6 +163,7 @@ class Graph:
 class Stream(_BaseStream):
     """As CuPy's."""
 
+    _foreign_stream_ref: Any = None
     null: Any = None
     ptds: Any = None
 
@@ -169,6 +174,19 @@ class Stream(_BaseStream):
         else:
             super().__init__(0 if null else 2, -1)
 
+    @classmethod
+    def from_external(cls, obj: Any) -> Stream:
+        try:
+            version, ptr = obj.__cuda_stream__()
+        except AttributeError as error:
+            raise TypeError(f"Object of type {type(obj).__name__} does not implement the CUDA stream protocol") from error
+        assert version == 0
+        stream = cls.__new__(cls)
+        stream._is_own = False
+        _BaseStream.__init__(stream, ptr, -1)
+        stream._foreign_stream_ref = obj
+        return stream
+
     def __del__(self, is_shutting_down: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._is_own and not is_shutting_down():
             fake_cuda.stream_destroy(self.ptr, missing_ok=True)
@@ -178,6 +196,7 @@ class ExternalStream(_BaseStream):
     """As CuPy's: the stream belongs to somebody else."""
 
     def __init__(self, ptr: int, device_id: int = -1) -> None:
+        warnings.warn("ExternalStream is deprecated. Use Stream.from_external() instead", DeprecationWarning, stacklevel=2)
         super().__init__(ptr, device_id)
 
 

@@ -68,7 +68,8 @@ class GpuCalls(Calls):
         -------
         ndarray
             C-contiguous, of undefined content. Its memory is given back when no array refers to it any more. Registered memory is given back when no
-            rank's arrays do, and all ranks call this again, or the group is closed, whichever comes first. An array may outlive its group.
+            rank's arrays do, and all ranks call this again, or the group is closed, whichever comes first; after an abort, when the survivors
+            have met again. Memory that a CUDA graph's calls use waits for the end of the group and of the graph. An array may outlive its group.
 
         Raises
         ------
