@@ -40,7 +40,7 @@ def test_collectives(gpus: FakeNccl, dtype: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("name", ["layouts", "refusals", "messages", "splits", "batches", "stream_order", "works", "capture"])
+@pytest.mark.parametrize("name", "layouts refusals messages splits batches stream_order works capture registered".split())
 def test_programs(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
     monkeypatch.setattr(gpu_programs, "MANY", 1 << 10)  # here streams are late whatever they do
     must(ranks(getattr(gpu_programs, name), size))

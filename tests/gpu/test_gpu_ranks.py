@@ -38,7 +38,7 @@ def test_collectives_of_every_dtype(ranks: Ranks, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("name", ["layouts", "refusals", "messages", "splits", "batches", "stream_order", "works", "capture"])
+@pytest.mark.parametrize("name", "layouts refusals messages splits batches stream_order works capture registered".split())
 def test_programs(ranks: Ranks, name: str, size: int) -> None:
     well(ranks(name, size, NCCL))
 

@@ -212,6 +212,32 @@ def test_a_graph_keeps_the_memory_of_its_calls_until_the_group_ends(gpus: FakeNc
     until(lambda: not gpus.allocated)
 
 
+def test_a_capture_of_another_stream_lets_all_ranks_keep_the_memory(gpus: FakeNccl) -> None:
+    """CUDA refuses to wait for a device then. It spoils the capture too, which the page forbids."""
+
+    def program(group: Group) -> None:
+        kept, x = filled(group), filled(group)
+        group.all_reduce(x, out=kept)
+        host(kept)
+        del x
+        collected()
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        if group.rank == 0:
+            fake_cupy.begin_capture(stream)
+        more = filled(group)
+        group.barrier()
+        assert len(gpus.allocated) == 6
+        if group.rank == 0:
+            with pytest.raises(fake_cupy.cuda.runtime.CUDARuntimeError):
+                fake_cupy.end_capture(stream)
+        last = filled(group)
+        group.barrier()
+        assert len(gpus.allocated) == 6  # the last is where x was
+        assert group.all_reduce(last, out=more).get().tolist() == [3] * 4
+
+    ranks(program, 2)
+
+
 def host(array: Any) -> None:
     """Wait until an array is as it will be."""
     array.get()

@@ -38,6 +38,7 @@ __all__ = [
     "messages",
     "mismatch",
     "refusals",
+    "registered",
     "routes",
     "splits",
     "stream_order",
@@ -368,6 +369,36 @@ def capture(group: Group, xp: Any) -> None:
         same(x, np.full(1000, size + 6, np.float32))
         group.all_reduce(x, "max", out=x)  # and go on as before
         same(x, np.full(1000, size + 6, np.float32))
+    group.synchronize()
+
+
+def registered(group: Group, xp: Any) -> None:
+    """Use memory of `empty` in calls, in a graph and after it was given back, and let streams wait for those of all ranks."""
+    rank, size = group.rank, group.world_size
+    total = size * (size + 1) // 2
+    x, y = (group.empty(1 << 16, np.float32, device="cuda") for _ in range(2))
+    for _ in range(3):
+        x.fill(rank + 1)
+        group.all_reduce(x, out=y)
+        same(y, np.full(1 << 16, total, np.float32))
+        group.barrier(device="cuda")
+    group.all_reduce(y, out=y)
+    same(y, np.full(1 << 16, total * size, np.float32))
+    same(group.broadcast(x, root=size - 1), np.full(1 << 16, size, np.float32))
+    stream = xp.cuda.Stream(non_blocking=True)
+    host(y)
+    with stream:
+        stream.begin_capture()
+        group.all_reduce(x, out=y)
+        graph = stream.end_capture()
+    del x
+    other = group.empty(1 << 16, np.float32, device="cuda")
+    other.fill(0)
+    host(other)
+    with stream:
+        graph.launch(stream)
+        same(y, np.full(1 << 16, total, np.float32))
+    same(group.all_reduce(other), np.zeros(1 << 16, np.float32))
     group.synchronize()
 
 

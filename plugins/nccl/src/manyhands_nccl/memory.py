@@ -66,8 +66,6 @@ class Memory:
         self._own = OwnCalls(communicator.library)
         self._raw: Any = communicator.library.raw
         self._pieces: dict[int, _Piece] = {}
-        # NCCL writes into them when the call is done, which may be after its deadline.
-        self._windows: list[Any] = []
         self._sweeping = threading.Lock()
         communicator.when_freed(self._sweep)
 
@@ -88,14 +86,8 @@ class Memory:
     def register(self, pointer: int, nbytes: int) -> None:
         """Register memory, as a window where NCCL has these and the GPUs reach each other, else as a buffer of the network."""
         raw, piece = self._raw, self._pieces[pointer]
-
-        def register_window(comm: Any) -> Any:
-            window = raw.comm_window_register(comm, pointer, nbytes, _SYMMETRIC)
-            self._windows.append(window)
-            return window
-
         if self._own.has_windows:
-            window = self._communicator.perform(register_window)
+            window = self._communicator.perform(lambda comm: raw.comm_window_register(comm, pointer, nbytes, _SYMMETRIC))
             # NCCL leaves the handle empty, alike on all ranks, where it has no symmetric memory among them.
             if getattr(window, "handle", window):
                 piece.deregister, piece.handle = "comm_window_deregister", window
