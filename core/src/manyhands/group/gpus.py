@@ -136,9 +136,9 @@ class GpuCalls(Calls):
     def communicator(self) -> int:
         """Return the address of the communicator that moves this group's GPU memory: an ``ncclComm_t``, for kernels and libraries of one's own.
 
-        It belongs to the group. Do not destroy, finalize, abort, revoke or split it, capture no call on it, and register no memory with it that `empty` has made. Calls on it
-        are calls of the group: all ranks make them in the same order as the group's own, and no thread makes one while another thread
-        calls the group. manyhands neither compares them nor knows their deadlines. Call `synchronize` and wait for your own streams before the group
+        It belongs to the group. Do not destroy, finalize, abort, revoke or split it, capture no call on it, and register no memory with it that
+        `empty` has made. Calls on it are calls of the group: all ranks make them in the same order as the group's own, and no thread makes
+        one while another thread calls the group. manyhands neither compares them nor knows their deadlines. Call `synchronize` and wait for your own streams before the group
         is closed, because the address is not valid any more from then on, nor after a failure.
 
         Returns
