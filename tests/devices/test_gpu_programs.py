@@ -46,6 +46,11 @@ def test_programs(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch, name: str, si
     must(ranks(getattr(gpu_programs, name), size))
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_accumulation(gpus: FakeNccl, size: int) -> None:
+    must(ranks(gpu_programs.accumulation, size, config={**NCCL, "backends": {"nccl": {"accumulate": "float32"}}}))
+
+
 def test_routes(gpus: FakeNccl) -> None:
     must(ranks(gpu_programs.routes, 2, config=HYBRID))
 

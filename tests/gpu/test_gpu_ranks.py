@@ -43,6 +43,11 @@ def test_programs(ranks: Ranks, name: str, size: int) -> None:
     well(ranks(name, size, NCCL))
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_sums_of_16_bits_in_float32(ranks: Ranks, size: int) -> None:
+    well(ranks("accumulation", size, NCCL | {"backends": {"nccl": {"accumulate": "float32"}}}))
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_arrays_of_the_host_go_over_tcp_and_those_of_gpus_over_nccl(ranks: Ranks, size: int) -> None:
     well(ranks("routes", size, HYBRID))

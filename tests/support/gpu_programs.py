@@ -25,6 +25,7 @@ from manyhands.api import Group
 from support.gpu_ranks import FOLDER
 
 __all__ = [
+    "accumulation",
     "batches",
     "capture",
     "collectives",
@@ -399,6 +400,40 @@ def registered(group: Group, xp: Any) -> None:
         graph.launch(stream)
         same(y, np.full(1 << 16, total, np.float32))
     same(group.all_reduce(other), np.zeros(1 << 16, np.float32))
+    group.synchronize()
+
+
+def accumulation(group: Group, xp: Any) -> None:
+    """Sum 16-bit floats in float32, for which the config asks: on the caller's stream, beside it, in a batch and in a graph."""
+    size = group.world_size
+    for name, large in (("float16", 2048), ("bfloat16", 256)):
+        dtype = dtype_of(name, xp)
+        if dtype is None:
+            continue
+        # The large number and 1 have no sum in the dtype.
+        expected = np.full(1000, large + size - 1).astype(dtype)
+        x = xp.full(1000, large if group.rank == 0 else 1, np.float32).astype(dtype)
+        same(group.all_reduce(x), expected)
+        same(group.all_reduce(x, out=xp.zeros((1000, 2), dtype)[:, 0]), expected)
+        same(group.all_reduce_async(x).wait(), expected)
+        same(group.reduce(x, root=size - 1), expected if group.rank == size - 1 else None)
+        same(group.reduce_scatter(xp.concatenate([x] * size)), expected)
+        with group.coalesce() as batch:
+            works = [batch.all_reduce(x), batch.all_reduce(x, "max")]
+        same(works[0].wait(), expected)
+        same(works[1].wait(), np.full(1000, large).astype(dtype))
+        same(group.all_reduce(xp.full(1000, 7, np.float32).astype(dtype), "mean"), np.full(1000, 7).astype(dtype))
+        result, stream = xp.zeros(1000, dtype), xp.cuda.Stream(non_blocking=True)
+        host(result)
+        with stream:
+            stream.begin_capture()
+            group.all_reduce(x, out=result)
+            graph = stream.end_capture()
+            for _ in range(3):
+                result.fill(0)
+                graph.launch(stream)
+                same(result, expected)
+        del graph
     group.synchronize()
 
 

@@ -104,6 +104,11 @@ def test_different_limits_of_kernels_are_refused(start):
     assert words == "backends.nccl.max_ctas is None on rank 0 and 8 on rank 1: all ranks need the same"
 
 
+def test_different_dtypes_of_sums_are_refused(start):
+    words = refusal(start(2, configs=[{}, {"accumulate": "float32"}]), ConfigError)
+    assert words == "backends.nccl.accumulate is dtype on rank 0 and float32 on rank 1: all ranks need the same"
+
+
 def test_different_versions_of_nccl_are_refused(start, nccl, monkeypatch):
     versions = iter([22907, 23203])
     monkeypatch.setattr(nccl, "get_version", lambda: next(versions))

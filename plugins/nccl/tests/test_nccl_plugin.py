@@ -38,7 +38,9 @@ def test_the_description_says_what_the_backend_is():
     assert spec.install == "pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
 
 
-@pytest.mark.parametrize("table", [{"device": -1}, {"max_ctas": 0}, {"max_ctas": 65}, {"check": "kinds"}])
+@pytest.mark.parametrize(
+    "table", [{"device": -1}, {"max_ctas": 0}, {"max_ctas": 65}, {"accumulate": "float64"}, {"check": "kinds"}]
+)
 def test_a_wrong_config_is_refused(table):
     resolved = load({"backends": {"nccl": table}}, environ={})
     with pytest.raises(ConfigError, match=f"backends.nccl.{next(iter(table))} = "):

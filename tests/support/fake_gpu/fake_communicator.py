@@ -184,10 +184,25 @@ def _dtype(number: int) -> np.dtype[Any]:
 
 
 def _reduced(parts: list[np.ndarray[Any, Any]], op: int) -> np.ndarray[Any, Any]:
-    dtype = parts[0].dtype
-    wide = np.stack(parts).astype(np.float32 if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype)
-    if op == _MEAN:
-        total = wide.sum(axis=0, dtype=wide.dtype)
-        return (total // len(parts) if dtype.kind in "iu" else total / len(parts)).astype(dtype)
-    ufunc: np.ufunc = {_SUM: np.add, _PRODUCT: np.multiply, _MAX: np.maximum, _MIN: np.minimum}[op]
-    return ufunc.reduce(wide, axis=0, dtype=wide.dtype).astype(dtype)
+    """Reduce one rank after the other, and round each step to the dtype (src/device/reduce_kernel.h of 2.30.7).
+
+    The mean of floats is a sum of products with 1/n, which has the dtype as well (src/enqueue.cc, `hostToDevRedOp`); that of integers divides the sum.
+    NCCL's rings begin at another rank for each part of an array; this one always at rank 0.
+    """
+    dtype, count = parts[0].dtype, len(parts)
+    is_integer = dtype.kind in "iub"
+    is_low = dtype.itemsize < 4 and not is_integer
+    wide = np.dtype(("f2" if dtype.itemsize == 1 else "f4") if is_low else dtype)
+    ufunc: np.ufunc = {_SUM: np.add, _PRODUCT: np.multiply, _MAX: np.maximum, _MIN: np.minimum, _MEAN: np.add}[op]
+
+    def step(function: np.ufunc, left: np.ndarray[Any, Any], right: Any) -> np.ndarray[Any, Any]:
+        with np.errstate(all="ignore"):
+            return function(left.astype(wide), right.astype(wide)).astype(dtype)
+
+    if op == _MEAN and not is_integer:
+        factor = np.array(np.float32(1 / count) if is_low else 1 / count).astype(dtype)
+        parts = [step(np.multiply, part, factor) for part in parts]
+    total = parts[0]
+    for part in parts[1:]:
+        total = step(ufunc, total, part)
+    return np.trunc(total / count).astype(dtype) if op == _MEAN and is_integer else total

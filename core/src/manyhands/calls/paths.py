@@ -12,6 +12,7 @@ from manyhands.arrays.costs import Costs
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.calls.devices.actions import check_arrays, collective, copied, message
 from manyhands.calls.devices.calls import Devices
+from manyhands.calls.devices.wide import WideAction
 from manyhands.calls.host.actions import CopyAction, HostPath, TellAction
 from manyhands.calls.host.plans import VECTOR
 from manyhands.calls.messages.actions import MessagePath
@@ -143,7 +144,10 @@ class Paths:
             case Operation(source=DeviceArray()) if self.staged is not None:
                 return self.staged.prepare(step)
             case Operation(source=DeviceArray()):
-                return collective(self.devices, step, may_alias=step.request.collective in VECTOR)
+                wide, may_alias = self.devices.wide(step.request), step.request.collective in VECTOR
+                if wide is not None:
+                    return WideAction(self.devices, step, wide, may_alias=may_alias)
+                return collective(self.devices, step, may_alias=may_alias)
             case Operation():
                 return self.host.prepare(step)
             case SizeExchange():

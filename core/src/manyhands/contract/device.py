@@ -116,11 +116,15 @@ class DeviceChannel(ABC):
         The handle of a non-blocking stream of its own, for calls that the program does not wait for.
     library
         What moves the bytes, in words, such as ``"NCCL 2.32.3"``.
+    accumulate
+        The dtype in which sums and means of narrower floats are computed, alike on all ranks; None for that of the arrays. Core converts the
+        arrays on the device, before the call and after it, and `prepare` gets the wide dtype.
     """
 
     device: int
     stream: int
     library: str
+    accumulate: np.dtype[Any] | None = None
 
     @abstractmethod
     def prepare(self, call: DeviceCall) -> Launch:

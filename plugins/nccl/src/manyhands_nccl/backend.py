@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from manyhands.api import (
     Backend,
     BackendUnavailableError,
@@ -46,6 +48,7 @@ class _Card:
     capability: tuple[int, int] = (0, 0)
     may_share: bool = False
     max_ctas: int | None = None
+    accumulate: str = ""
 
 
 def create(bootstrap: Bootstrap) -> NcclBackend:
@@ -56,7 +59,7 @@ def create(bootstrap: Bootstrap) -> NcclBackend:
     BackendUnavailableError
         A rank has no NCCL, no GPU, or the GPU of another one; alike on all ranks.
     ConfigError
-        The ranks have different ``max_ctas``.
+        The ranks have different ``max_ctas``, or ``accumulate``.
     """
     config = bootstrap.config
     assert isinstance(config, NcclConfig)
@@ -71,7 +74,8 @@ def create(bootstrap: Bootstrap) -> NcclBackend:
     assert loaded is not None  # else there was a problem
     max_ctas = config.max_ctas or (_SHARED_MAX_CTAS if _shared(cards, bootstrap.hosts) else None)
     capability = min((card.capability[0], card.capability[1]) for card in cards)
-    return NcclBackend(*loaded, mine.device, max_ctas, Abilities(mine.version, capability))
+    accumulate = None if config.accumulate == "dtype" else np.dtype(config.accumulate)
+    return NcclBackend(*loaded, mine.device, max_ctas, Abilities(mine.version, capability, accumulate))
 
 
 def _card(library: _nccl.Library, cuda: _cuda.Cuda, config: NcclConfig, local_rank: int) -> _Card:
@@ -105,6 +109,7 @@ def _card(library: _nccl.Library, cuda: _cuda.Cuda, config: NcclConfig, local_ra
         capability=described.capability,
         may_share=may_share,
         max_ctas=config.max_ctas,
+        accumulate=config.accumulate,
     )
 
 
@@ -125,12 +130,14 @@ def _compare(cards: Sequence[_Card], hosts: Sequence[int]) -> None:
                 "install the same nvidia-nccl-cu12 or nvidia-nccl-cu13 for all ranks",
                 peer=rank,
             )
-        if card.max_ctas != cards[0].max_ctas:
-            raise ConfigError(
-                f"backends.nccl.max_ctas is {cards[0].max_ctas} on rank 0 and {card.max_ctas} on rank {rank}: all ranks need the same",
-                key="backends.nccl.max_ctas",
-                value=card.max_ctas,
-            )
+        for name in ("max_ctas", "accumulate"):
+            first, value = getattr(cards[0], name), getattr(card, name)
+            if value != first:
+                raise ConfigError(
+                    f"backends.nccl.{name} is {first} on rank 0 and {value} on rank {rank}: all ranks need the same",
+                    key=f"backends.nccl.{name}",
+                    value=value,
+                )
     for rank, first in _shared(cards, hosts).items():
         if not (cards[rank].may_share and cards[first].may_share):
             raise BackendUnavailableError(

@@ -44,6 +44,7 @@ class NcclChannel(DeviceChannel):
     def __init__(self, communicator: Communicator, cuda: Cuda, device: int, rank: int, abilities: Abilities) -> None:
         self.device: int = device
         self.library: str = communicator.library.name
+        self.accumulate: np.dtype[Any] | None = abilities.accumulate
         self._communicator = communicator
         self._cuda = cuda
         self._collectives = Collectives(communicator.library, communicator.handle, rank, abilities)

@@ -56,10 +56,13 @@ class Abilities:
         NCCL's version, as it numbers itself.
     capability
         The least compute capability of all ranks' GPUs.
+    accumulate
+        The dtype for sums and means of narrower floats; None for that of the arrays.
     """
 
     version: int
     capability: tuple[int, int]
+    accumulate: np.dtype[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

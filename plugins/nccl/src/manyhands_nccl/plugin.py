@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import sys
 from importlib.util import find_spec
+from typing import Literal
 
 from pydantic import Field
 
@@ -36,6 +37,13 @@ class NcclConfig(BackendConfig):
         description=(
             "The most blocks of threads that a kernel of NCCL may take of a GPU, alike on all ranks; by default NCCL's own choice, and 4 "
             "where several ranks share a GPU."
+        ),
+    )
+    accumulate: Literal["dtype", "float32"] = Field(
+        default="dtype",
+        description=(
+            "In which dtype sums and means of float16, bfloat16 and float8 are computed, alike on all ranks: that of the arrays, or float32, which "
+            "takes more time and memory."
         ),
     )
 

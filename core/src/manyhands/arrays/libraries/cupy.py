@@ -98,6 +98,10 @@ class CuPyLibrary(Library):
         with on_device(device), keep:
             yield
 
+    def external(self, stream: int, device: int) -> Any:
+        """Return a stream of CuPy's for a handle."""
+        return sys.modules["cupy"].cuda.ExternalStream(stream, device)
+
     def contiguous(self, array: DeviceArray) -> DeviceArray:
         """Return a copy in C order, made by a kernel of CuPy's."""
         if array.is_contiguous:
@@ -106,7 +110,7 @@ class CuPyLibrary(Library):
             return self._device_array(sys.modules["cupy"].ascontiguousarray(array.owner))
 
     def copy(self, target: DeviceArray, source: DeviceArray) -> None:
-        """Copy on the device."""
+        """Copy on the device; another dtype takes a kernel of CuPy's."""
         with on_device(target.device):
             sys.modules["cupy"].copyto(target.owner, source.owner.reshape(target.owner.shape))
 

@@ -190,6 +190,10 @@ class Library(ABC):
         """Return a block in which a stream of a device, as the object that `stream` returned with its handle, is the current one of this thread."""
         raise NotImplementedError
 
+    def external(self, stream: int, device: int) -> Any:
+        """Return an object for a stream that the library did not make, by its handle, as `using` takes it."""
+        raise NotImplementedError
+
     def synchronize(self, device: int) -> None:
         """Wait on the host until the current stream of a device has done all that it was given."""
         self.stream(device)[1].synchronize()
@@ -199,7 +203,10 @@ class Library(ABC):
         raise NotImplementedError
 
     def copy(self, target: DeviceArray, source: DeviceArray) -> None:
-        """Copy a C-contiguous array into one of the same shape and dtype, in any layout, on the current stream."""
+        """Copy an array into one of the same shape, on the current stream, and convert it where the dtype is another.
+
+        One of the two must be C-contiguous.
+        """
         raise NotImplementedError
 
     def to_host(self, array: DeviceArray) -> Array:

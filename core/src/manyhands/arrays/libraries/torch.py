@@ -121,6 +121,11 @@ class TorchLibrary(Library):
         block: AbstractContextManager[Any] = sys.modules["torch"].cuda.stream(keep)
         return block
 
+    def external(self, stream: int, device: int) -> Any:
+        """Return a stream of torch's for a handle."""
+        torch = sys.modules["torch"]
+        return torch.cuda.ExternalStream(stream, device=torch.device("cuda", device))
+
     # torch queues work on the current stream of the device of the tensors, whichever device is the current one.
 
     def contiguous(self, array: DeviceArray) -> DeviceArray:
@@ -131,7 +136,7 @@ class TorchLibrary(Library):
         return DeviceArray(tensor, self, tensor.data_ptr(), array.shape, array.dtype, array.device, is_contiguous=True)
 
     def copy(self, target: DeviceArray, source: DeviceArray) -> None:
-        """Copy on the device."""
+        """Copy on the device; another dtype takes a kernel of torch's."""
         target.owner.copy_(source.owner.view(target.owner.shape))
 
     def to_host(self, array: DeviceArray) -> Array:

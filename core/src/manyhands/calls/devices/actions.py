@@ -23,6 +23,7 @@ from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, Unsuppo
 from manyhands.schedule.steps import Collective
 
 __all__ = [
+    "STRIDED",
     "Aside",
     "DeviceAction",
     "barrier",
@@ -33,10 +34,12 @@ __all__ = [
     "copied",
     "launch_together",
     "message",
+    "ready_of",
     "together",
 ]
 
-_STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
+STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
+"""What is said where it is not."""
 
 _REGISTERED = (
     "this call in the background was given memory of group.empty(), which only all_reduce, all_gather, reduce_scatter and all_to_all with even "
@@ -124,6 +127,12 @@ class DeviceAction:
         """Return what enqueues the call itself, once all ranks have agreed on it."""
         return self._copy if self._ready is None else self._ready(deadline, ahead)
 
+    def widen(self, stream: int) -> None:
+        """Enqueue what comes before the call, on its stream."""
+
+    def narrow(self, stream: int) -> None:
+        """Enqueue what comes right after the call, on its stream."""
+
     def follow_up(self, stream: int) -> None:
         """Enqueue what comes after the call on the caller's current stream."""
         channel = self._devices.channel
@@ -153,7 +162,7 @@ class DeviceAction:
             The stream is being captured.
         """
         if self._out is not None:
-            raise LayoutError(_REGISTERED if self._out.is_contiguous else _STRIDED)
+            raise LayoutError(_REGISTERED if self._out.is_contiguous else STRIDED)
         self.starts = begin(self._devices, [self.library])
 
     def launch(self, deadline: Deadline) -> Underway[Any]:
@@ -275,9 +284,13 @@ def together(actions: Sequence[DeviceAction], deadline: Deadline) -> None:
         else:
             # Whatever one of them is refused for, none was launched before.
             ready = [action.ready(deadline, ahead) for ahead, action in enumerate(actions)]
+            for action, (stream, _) in zip(actions, streams, strict=True):
+                action.widen(stream)
             with devices.batch() if len(actions) > 1 else nullcontext():
                 for enqueue, (stream, keep) in zip(ready, streams, strict=True):
                     enqueue(stream, keep)
+            for action, (stream, _) in zip(actions, streams, strict=True):
+                action.narrow(stream)
         for action, (stream, _) in zip(actions, streams, strict=True):
             action.follow_up(stream)
 
@@ -289,9 +302,13 @@ def launch_together(actions: Sequence[DeviceAction], deadline: Deadline) -> list
         ready = [action.ready(deadline, ahead) for ahead, action in enumerate(actions)]
         for start in {start for action in actions for start in action.starts}:
             start.hold(channel.stream)  # what the callers' streams had queued comes first
+        for action in actions:
+            action.widen(channel.stream)
         with devices.batch() if len(actions) > 1 else nullcontext():
             for enqueue in ready:
                 enqueue(channel.stream, None)
+        for action in actions:
+            action.narrow(channel.stream)
         end = channel.record(channel.stream)
     return [action.underway(end) for action in actions]
 
@@ -310,7 +327,7 @@ def barrier(devices: Devices, token: DeviceArray, deadline: Deadline) -> None:
     channel, libraries = devices.channel, present()
     assert channel is not None
     step = Operation(request, token, token.shape)
-    action = DeviceAction(devices, _ready(devices, step, token, token, None), lambda: True, [token], token, None, None)
+    action = DeviceAction(devices, ready_of(devices, step, token, token), lambda: True, [token], token, None, None)
     action.starts = begin(devices, libraries)
     end = launch_together([action], deadline)[0].end
     with devices.reporting("barrier"):
@@ -336,12 +353,12 @@ def collective(devices: Devices, step: Operation, *, may_alias: bool) -> DeviceA
     array = source.library.contiguous(source)
     if step.shape is None:
         array, _, _, _ = devices.registered.settled(request, array, None, None)
-        ready = _ready(devices, step, array, None, None)
+        ready = ready_of(devices, step, array, None, None)
         return DeviceAction(devices, ready, lambda: devices.knows(request), [array, source], None, None, give)
     array, wanted, late = _placed(array, step.shape, request.dtype, out, may_alias=may_alias)
     array, target, late, place = devices.registered.settled(request, array, wanted, late)
     arrays = [array, source] if out is None else [array, source, out]
-    ready = _ready(devices, step, array, target, place)
+    ready = ready_of(devices, step, array, target, place)
     return DeviceAction(devices, ready, lambda: devices.knows(request, place), arrays, target, late, give)
 
 
@@ -410,9 +427,10 @@ def _outside(devices: Devices, array: DeviceArray) -> DeviceArray:
     return apart
 
 
-def _ready(
-    devices: Devices, step: Operation, source: DeviceArray, target: DeviceArray | None, place: Place | None
+def ready_of(
+    devices: Devices, step: Operation, source: DeviceArray, target: DeviceArray | None, place: Place | None = None
 ) -> Ready | None:
+    """Return what agrees on a collective and enqueues it on C-contiguous memory; None in a world of one, where a copy by the library does it."""
     if devices.channel is None:
         return None
 
@@ -446,7 +464,7 @@ class Aside:
 
     def __init__(self, devices: Devices, arrays: Sequence[DeviceArray]) -> None:
         if not all(array.is_contiguous for array in arrays):
-            raise LayoutError(_STRIDED)
+            raise LayoutError(STRIDED)
         if any(devices.registered.has(array.pointer) for array in arrays):
             raise LayoutError(_REGISTERED)
         # What the root scatters is not known yet, nor whose array this rank will get.

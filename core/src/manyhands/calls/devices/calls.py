@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -45,6 +45,7 @@ __all__ = ["Devices"]
 _MAX_KINDS = 512
 _CHECKED = 64
 """After how many calls the ranks compare what they have called."""
+_SUMS = frozenset({"sum", "mean"})
 _NAP_S = 0.00005
 _now, _new = time.monotonic, tuple.__new__
 
@@ -102,6 +103,8 @@ class Devices:
         self.channel: DeviceChannel | None = channel
         self._fast = fast
         self._library = "" if channel is None else channel.library
+        self._accumulate = None if channel is None else channel.accumulate
+        self._captured: list[DeviceArray] = []
         self._watch: DeviceWatch | None = None if channel is None else DeviceWatch.of(job)
         if self._watch is not None:
             self._watch.add(self)
@@ -309,6 +312,18 @@ class Devices:
         known = [place in self._flows and (array.dtype, array.size) in self._flows[place].kinds for place, array in flows]
         return not self._always and all(known)
 
+    def wide(self, call: Request) -> np.dtype[Any] | None:
+        """Return the dtype in which a reduction is computed; None for that of its arrays."""
+        wide, reduction = self._accumulate, call.reduction
+        if wide is None or reduction is None or reduction.name not in _SUMS:
+            return None
+        is_narrow = "float" in call.dtype.name and call.dtype.itemsize < wide.itemsize
+        return wide if is_narrow else None
+
+    def keep(self, arrays: Sequence[DeviceArray]) -> None:
+        """Keep memory that a graph uses which nobody else knows; when the graph is gone is not told, so that it is kept until the group is closed."""
+        self._captured.extend(arrays)
+
     def copied(self, end: DeviceEvent) -> None:
         """Take note of where a copy of a result ends: the call after it may be on another stream, and not behind it."""
         self._copies = [one for one in self._copies if not one.done()] + [end]
@@ -376,6 +391,8 @@ class Devices:
             return
         if self._always or step.shape is None or not library.is_stream_ordered or step.is_agreed:
             return
+        if self.wide(step.request) is not None:
+            return
         assert self.channel is not None
         nbytes = device_call(call, self._members.rank).elements * call.dtype.itemsize
         ways = self.ledger, self.registered, self._kinds, self.launch
@@ -410,6 +427,7 @@ class Devices:
         if self._watch is not None:
             self._watch.forget(self)
         channel, self.channel = self.channel, None
+        self._captured = []
         if channel is None or channel not in self._job.device_channels:
             return
         self._job.device_channels.remove(channel)
@@ -445,8 +463,8 @@ class Devices:
 
     def _prepare(self, call: Request, signature: CallSignature) -> Prepared:
         assert self.channel is not None
-        kind = device_call(call, self._members.rank)
-        launch = self.channel.prepare(kind)
+        kind, wide = device_call(call, self._members.rank), self.wide(call)
+        launch = self.channel.prepare(kind if wide is None else replace(kind, dtype=wide))
         number = int.from_bytes(signature.digest, "little")
         return Prepared(signature, launch, number, kind.elements * call.dtype.itemsize)
 
