@@ -159,6 +159,10 @@ _KINDS = {"int": c_int, "unsigned": c_uint, "unsigned int": c_uint, "size_t": c_
 _NUMBERS = frozenset("CUdevice CUresult ncclDataType_t ncclRedOp_t ncclResult_t ncclScalarResidence_t".split())
 
 
+_OLD = frozenset({"cuDeviceGetUuid"})
+"""What drivers have, NCCL asks them for, and the bindings of CUDA 13 declare no more."""
+
+
 def kinds(inside: str) -> tuple[Any, ...]:
     """Return how a function gets each parameter of a declaration in C: a number, the id of a communicator, or else an address."""
     given = (
@@ -181,7 +185,8 @@ def declared(text: str, functions: Iterable[str]) -> dict[str, tuple[Any, ...]]:
 def test_the_functions_of_the_driver(driver: Path) -> None:
     """`ctypes` would not notice that an argument is too short."""
     text = (driver / "_internal" / "driver.pxd").read_text(encoding="utf-8")
-    assert declared(text, _driver._SIGNATURES) == _driver._SIGNATURES
+    found = declared(text, _driver._SIGNATURES)
+    assert found == {name: given for name, given in _driver._SIGNATURES.items() if name in found or name not in _OLD}
     assert [name for name in vars(FakeDriver()) if name.startswith("cu")] == list(_driver._SIGNATURES)
 
 
@@ -198,7 +203,8 @@ def test_the_functions_of_the_libraries_in_c(driver: Path, nccl: Any, library: s
         for name, inside in re.findall(r"^[\w ]+?\*?((?:nccl|cu)[A-Z]\w+) ?\(([^)]*)\);", text, re.MULTILINE)
     }
     assert len(own) > 10
-    assert declared(real.read_text(encoding="utf-8"), own) == own
+    found = declared(real.read_text(encoding="utf-8"), own)
+    assert found == {name: given for name, given in own.items() if name in found or name not in _OLD}
 
 
 def test_the_numbers_of_the_driver(driver: Path) -> None:

@@ -96,6 +96,14 @@ def test_the_mode_of_captures_is_exchanged(driver: Driver, monkeypatch: pytest.M
     assert seen == [(b"cuThreadExchangeStreamCaptureMode", 2)]
 
 
+def test_a_device_tells_itself_and_its_gpu_apart(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        fake_cuda, "uuid", lambda device, *, is_whole=False: bytes([*range(0xF0, 0xFF), 0 if is_whole else device])
+    )
+    digits = "f0f1f2f3f4f5f6f7f8f9fafbfcfdfe"
+    assert driver.identity(1) == (f"{digits}01", f"{digits}00")
+
+
 def test_what_the_driver_refuses_is_told_in_its_words(driver: Driver) -> None:
     with pytest.raises(DeviceFailure, match=r"^CUDA: CUDA_ERROR_INVALID_DEVICE: invalid device ordinal$"):
         driver.context(2)

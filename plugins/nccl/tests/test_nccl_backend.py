@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 
+import numpy as np
 import pytest
 from support.fake_gpu import fake_cuda, fake_cupy
 from support.worlds import must
 
-from manyhands.api import BackendUnavailableError, ConfigError, UnsupportedError
+from manyhands.api import BackendUnavailableError, Collective, ConfigError, DeviceCall, DeviceFailure, UnsupportedError
 from manyhands_nccl import backend as room
 
 SHARING = "; several ranks on one GPU need NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"
@@ -45,11 +47,14 @@ def test_more_ranks_than_gpus_are_refused_with_the_ways_out(start, monkeypatch):
 
 def test_ranks_that_were_each_shown_one_gpu_take_it(start, monkeypatch):
     fake_cuda.start_up(1)
+    own = threading.local()
     numbers = iter([3, 1, 0, 2])
-    describe = fake_cupy.cuda.runtime.getDeviceProperties
-    monkeypatch.setattr(
-        fake_cupy.cuda.runtime, "getDeviceProperties", lambda device: {**describe(device), "pciBusID": next(numbers)}
-    )
+
+    def uuid(device, *, is_whole=False):
+        own.uuid = getattr(own, "uuid", None) or bytes([*bytes(15), next(numbers)])
+        return own.uuid
+
+    monkeypatch.setattr(fake_cuda, "uuid", uuid)
     assert devices(start(4)) == [0] * 4
 
 
@@ -159,11 +164,51 @@ def test_kernels_of_several_groups_run_in_the_order_of_their_launches_where_nccl
     assert os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == variable
 
 
-def test_parts_of_one_gpu_are_gpus(start, monkeypatch):
-    """As MIG makes them, which share a place on the bus."""
+@pytest.fixture
+def instances(nccl, monkeypatch):
+    """Let all devices be MIG instances of one GPU, of which NCCL sees the GPU alone."""
     describe = fake_cupy.cuda.runtime.getDeviceProperties
     monkeypatch.setattr(fake_cupy.cuda.runtime, "getDeviceProperties", lambda device: describe(device) | {"pciBusID": 1})
-    assert [backend.device for backend in must(start(2))] == [0, 1]
+    monkeypatch.setattr(
+        fake_cuda, "uuid", lambda device, *, is_whole=False: bytes([*bytes(14), 1, 0 if is_whole else device + 1])
+    )
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "")
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE")  # what is set from here on goes when the test ends
+    monkeypatch.setattr(room, "_set_here", set())
+
+
+def summed(rank):
+    array = rank.put(np.full(4, rank.number + 1, "f4"))
+    rank.run(rank.channel.prepare(DeviceCall(Collective.ALL_REDUCE, array.dtype, 4, op="sum")), array, array)
+    return array.get().tolist()
+
+
+def test_ranks_have_an_instance_of_one_gpu_each(instances, world, nccl):
+    assert world(summed, 3) == [[6] * 4] * 3
+    assert {found.max_ctas for found in nccl._ranks.values()} == {-2147483648}, "instances share no multiprocessors"
+
+
+def test_two_ranks_on_one_instance_are_refused_whatever_instances_needed_before(instances, start):
+    assert devices(start(4)) == [0, 1, 2, 3]
+    fake_cuda.start_up(1)
+    assert refusal(start(2)) == (
+        "ranks 0 and 1 have the same MIG instance of GPU 0000:01:00: a process sees one instance, the first that CUDA_VISIBLE_DEVICES names, so set "
+        "that to another one for each rank, before it uses CUDA"
+    )
+
+
+def test_instances_of_one_gpu_need_a_version_of_nccl_that_connects_them(instances, start, nccl):
+    nccl.version = 23007
+    assert refusal(start(2)) == (
+        "ranks 0 and 1 have MIG instances of one GPU, 0000:01:00, which NCCL connects from 2.31 on, and this is 2.30.7: install a newer "
+        "nvidia-nccl-cu12 or nvidia-nccl-cu13, or give each rank a GPU of its own"
+    )
+    assert devices(start(2, hosts=(0, 1))) == [0, 0]
+
+
+def test_a_switch_of_nccl_that_the_user_has_set_stays(instances, outcomes, monkeypatch):
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0")
+    assert {type(outcome) for outcome in outcomes(summed, 2)} == {DeviceFailure}
 
 
 def test_closing_a_backend_ends_what_was_left_open(world, nccl):

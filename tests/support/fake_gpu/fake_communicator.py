@@ -29,6 +29,7 @@ class Meeting:
 
     size: int
     members: set[int] = field(default_factory=set)
+    gpus: list[bytes] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
     collectives: dict[int, dict[int, Part]] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)

@@ -234,6 +234,11 @@ def synchronizations(device: int) -> int:
     return _machine.synchronizations.get(device, 0)
 
 
+def uuid(device: int, *, is_whole: bool = False) -> bytes:
+    """Return the 16 bytes that no other device has; ``is_whole`` those of the GPU of which it may be an instance."""
+    return bytes([0xFA, 0xCE, *bytes(13), device])
+
+
 def device_synchronize() -> None:
     """Wait for all work of the current device."""
     device = get_device()

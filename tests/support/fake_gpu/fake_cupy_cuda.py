@@ -266,7 +266,7 @@ def _properties(device: int) -> dict[str, Any]:
         "pciDomainID": 0,
         "pciBusID": device + 1,
         "pciDeviceID": 0,
-        "uuid": bytes([0xFA, 0xCE, *bytes(13), device]),
+        "uuid": fake_cuda.uuid(device),
     }
 
 

@@ -44,6 +44,10 @@ def _write(place: Any, value: int) -> None:
     place._obj.value = value
 
 
+def _fill(place: Any, content: bytes) -> None:
+    place._obj[:] = content
+
+
 class FakeDriver:
     """The library.
 
@@ -59,6 +63,8 @@ class FakeDriver:
         self.cuGetErrorName = _Function(lambda status, place: _text(place, DRIVER_ERRORS[status][0]))
         self.cuGetErrorString = _Function(lambda status, place: _text(place, DRIVER_ERRORS[status][1]))
         self.cuDeviceGet = _Function(self._device)
+        self.cuDeviceGetUuid = _Function(lambda place, device: _fill(place, fake_cuda.uuid(device, is_whole=True)))
+        self.cuDeviceGetUuid_v2 = _Function(lambda place, device: _fill(place, fake_cuda.uuid(device)))
         self.cuDevicePrimaryCtxRetain = _Function(self._retain)
         self.cuCtxGetCurrent = _Function(lambda place: _write(place, fake_cuda.get_context()))
         self.cuCtxSetCurrent = _Function(fake_cuda.set_context)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 import threading
 import types
@@ -208,6 +209,7 @@ class FakeNccl(ExtraCalls):
         made.crimes = self.crimes
         with meeting.changed:
             assert rank not in meeting.members, "two ranks have one number"
+            meeting.gpus.append(fake_cuda.uuid(made.device, is_whole=True))
             meeting.members.add(rank)
             meeting.changed.notify_all()
         if made.is_blocking:
@@ -215,6 +217,9 @@ class FakeNccl(ExtraCalls):
         else:
             self.non_blocking += 1
             made.pending = lambda: name not in self.hanging and len(meeting.members) == meeting.size
+        # An instance of a GPU counts as the GPU: src/init.cc of 2.30.7 compares UUIDs that do not tell them apart.
+        if len(set(meeting.gpus)) < len(meeting.gpus) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+            raise NCCLError(_INVALID_USAGE)
         comm = Comm(next(self._handles))
         self._ranks[comm.handle] = made
         return comm

@@ -19,7 +19,7 @@ __all__ = ["install", "library"]
 _MAKERS = frozenset(
     {
         *("cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuEventCreate", "cuGetErrorName", "cuGetErrorString"),
-        *("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"),
+        *("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuDeviceGetUuid", "cuDeviceGetUuid_v2"),
     }
 )
 """What writes a result, the place of which is the last parameter of some and the first one of the others."""
@@ -49,13 +49,15 @@ def _answer(fake: FakeDriver, name: bytes, words: Any, count: int, made: Any) ->
         return 500  # CUDA_ERROR_NOT_FOUND
     given = words[:count]
     result: Any = ctypes.c_char_p() if method.startswith("cuGetError") else ctypes.c_ssize_t()
+    if method.startswith("cuDeviceGetUuid"):
+        result = (ctypes.c_ubyte * 16).from_address(ctypes.addressof(made.contents))
     if method == "cuThreadExchangeStreamCaptureMode":
         result.value = given.pop()
     if method in _MAKERS:
         given.insert(len(given) if method in _PLACE_LAST else 0, ctypes.byref(result))
     function.argtypes = given  # of which it counts the members alone
     status: int = function(*given)
-    if made:
+    if made and not isinstance(result, ctypes.Array):
         made[0] = _address(result.value) if isinstance(result, ctypes.c_char_p) else result.value
     return status
 

@@ -29,9 +29,11 @@ class Description:
     capability
         Its compute capability.
     bus_id
-        Where it is plugged in; the parts of one GPU (MIG) share that.
+        Where it is plugged in; the instances of one GPU (MIG) share that.
     uuid
-        What no other device has, and no other part of one; as hexadecimal digits.
+        What no other device has, and no other instance of a GPU; as hexadecimal digits.
+    gpu
+        The same of the whole GPU, if the device is an instance of one.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Description:
     capability: tuple[int, int]
     bus_id: str
     uuid: str
+    gpu: str
 
 
 class Cuda:
@@ -79,12 +82,14 @@ class Cuda:
             found = self.runtime.getDeviceProperties(device)
         except self.error as error:
             raise DeviceFailure(f"CUDA: {error}") from error
+        uuid, gpu = self.driver.identity(device)
         return Description(
             name=found["name"].decode(errors="replace"),
             memory=found["totalGlobalMem"],
             capability=(found["major"], found["minor"]),
             bus_id=f"{found['pciDomainID']:04x}:{found['pciBusID']:02x}:{found['pciDeviceID']:02x}",
-            uuid=found.get("uuid", b"").hex(),
+            uuid=uuid,
+            gpu=gpu,
         )
 
     @contextmanager

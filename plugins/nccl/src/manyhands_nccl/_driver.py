@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_ubyte, c_uint, c_void_p
 from typing import Any
 
 from manyhands.api import BackendUnavailableError, DeviceFailure
@@ -30,6 +30,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (c_int, c_void_p),
     "cuGetErrorString": (c_int, c_void_p),
     "cuDeviceGet": (c_void_p, c_int),
+    "cuDeviceGetUuid": (c_void_p, c_int),
+    "cuDeviceGetUuid_v2": (c_void_p, c_int),
     "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
     "cuCtxGetCurrent": (c_void_p,),
     "cuCtxSetCurrent": (c_void_p,),
@@ -83,6 +85,19 @@ class Driver:
             self._check(self._library.cuDevicePrimaryCtxRetain(byref(context), number.value))
             self._contexts[device] = context.value or 0  # kept until the process ends, as the runtime keeps its own
         return self._contexts[device]
+
+    def identity(self, device: int) -> tuple[str, str]:
+        """Return what no other device has, and what the GPU has of which the device may be an instance (MIG); as hexadecimal digits.
+
+        The second function is the one that tells instances apart, by its documentation. NCCL asks the first one (src/init.cc and src/misc/cudawrap.cc of
+        2.30.7, `LOAD_SYM(cuDeviceGetUuid, 9020, 0)`), which gives the GPU's also for an instance (NVIDIA/nccl issue 1716).
+        """
+        number, own, whole = c_int(), (c_ubyte * 16)(), (c_ubyte * 16)()
+        self._check(self._library.cuInit(0))
+        self._check(self._library.cuDeviceGet(byref(number), device))
+        self._check(self._library.cuDeviceGetUuid_v2(byref(own), number.value))
+        self._check(self._library.cuDeviceGetUuid(byref(whole), number.value))
+        return bytes(own).hex(), bytes(whole).hex()
 
     def current(self) -> int:
         """Return the context of this thread; 0 if it has none, or if nobody has used the driver yet."""

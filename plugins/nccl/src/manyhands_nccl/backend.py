@@ -32,8 +32,13 @@ __all__ = ["NcclBackend", "create"]
 
 _SHARING_VERSION = 23003
 _SHARING_SWITCH = "NCCL_MULTI_RANK_GPU_ENABLE"
+_INSTANCES_VERSION = 23100
+"""NCCL 2.31 brought communicators of several MIG instances, as an experiment (its user guide, "Using MIG instances")."""
 _SHARED_MAX_CTAS = 4
 """Kernels of NCCL wait for each other, so that those of all ranks must fit on a GPU at once."""
+
+_set_here: set[str] = set()
+"""What this process has set of the environment by itself, which is no consent of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class _Card:
     device: int = 0
     bus_id: str = ""
     uuid: str = ""
+    gpu: str = ""
     capability: tuple[int, int] = (0, 0)
     may_share: bool = False
     max_ctas: int | None = None
@@ -72,6 +78,11 @@ def create(bootstrap: Bootstrap) -> NcclBackend:
     cards = read_cards(bootstrap.exchange("nccl", write_card(mine)), _Card)
     _compare(cards, bootstrap.hosts)
     assert loaded is not None  # else there was a problem
+    if _instances(cards, bootstrap.hosts) and _SHARING_SWITCH not in os.environ:
+        # NCCL takes instances of one GPU for the same GPU, and refuses them without this (2.31.2, NVIDIA/nccl issue 1716; its guide says otherwise). It
+        # reads the variable when the first communicator is made.
+        os.environ[_SHARING_SWITCH] = "1"
+        _set_here.add(_SHARING_SWITCH)
     max_ctas = config.max_ctas or (_SHARED_MAX_CTAS if _shared(cards, bootstrap.hosts) else None)
     capability = min((card.capability[0], card.capability[1]) for card in cards)
     accumulate = None if config.accumulate == "dtype" else np.dtype(config.accumulate)
@@ -85,6 +96,7 @@ def _card(library: _nccl.Library, cuda: _cuda.Cuda, config: NcclConfig, local_ra
     if not count:
         raise BackendUnavailableError(f"this process sees {seen}")
     may_share = library.version >= _SHARING_VERSION and os.environ.get(_SHARING_SWITCH) == "1"
+    may_share = may_share and _SHARING_SWITCH not in _set_here
     if config.device is not None:
         if config.device >= count:
             raise BackendUnavailableError(
@@ -106,6 +118,7 @@ def _card(library: _nccl.Library, cuda: _cuda.Cuda, config: NcclConfig, local_ra
         device=device,
         bus_id=described.bus_id,
         uuid=described.uuid,
+        gpu=described.gpu,
         capability=described.capability,
         may_share=may_share,
         max_ctas=config.max_ctas,
@@ -138,7 +151,20 @@ def _compare(cards: Sequence[_Card], hosts: Sequence[int]) -> None:
                     key=f"backends.nccl.{name}",
                     value=value,
                 )
+    for rank, first in _instances(cards, hosts).items():
+        if cards[rank].version < _INSTANCES_VERSION:
+            raise BackendUnavailableError(
+                f"ranks {first} and {rank} have MIG instances of one GPU, {cards[rank].bus_id}, which NCCL connects from 2.31 on, and this is "
+                f"{named(cards[rank].version)}: install a newer nvidia-nccl-cu12 or nvidia-nccl-cu13, or give each rank a GPU of its own",
+                peer=rank,
+            )
     for rank, first in _shared(cards, hosts).items():
+        if cards[rank].uuid != cards[rank].gpu and not cards[rank].may_share:
+            raise BackendUnavailableError(
+                f"ranks {first} and {rank} have the same MIG instance of GPU {cards[rank].bus_id}: a process sees one instance, the first that "
+                "CUDA_VISIBLE_DEVICES names, so set that to another one for each rank, before it uses CUDA",
+                peer=rank,
+            )
         if not (cards[rank].may_share and cards[first].may_share):
             raise BackendUnavailableError(
                 f"ranks {first} and {rank} have the same GPU, {cards[rank].bus_id}: start as many ranks on a host as it has GPUs, show each "
@@ -149,14 +175,21 @@ def _compare(cards: Sequence[_Card], hosts: Sequence[int]) -> None:
 
 
 def _shared(cards: Sequence[_Card], hosts: Sequence[int]) -> dict[int, int]:
-    """Return the ranks whose GPU a rank before them has, with that rank."""
-    owners: dict[tuple[int, str, str], int] = {}
-    shared: dict[int, int] = {}
-    for rank, card in enumerate(cards):
-        owner = owners.setdefault((hosts[rank], card.bus_id, card.uuid), rank)
-        if owner != rank:
-            shared[rank] = owner
-    return shared
+    """Return the ranks whose device a rank before them has, with that rank."""
+    return _repeated([(host, card.uuid) for host, card in zip(hosts, cards, strict=True)])
+
+
+def _instances(cards: Sequence[_Card], hosts: Sequence[int]) -> dict[int, int]:
+    """Return the ranks that have another MIG instance of the GPU of a rank before them, with that rank."""
+    shared = _repeated([(host, card.gpu) for host, card in zip(hosts, cards, strict=True)])
+    return {rank: first for rank, first in shared.items() if cards[rank].uuid != cards[first].uuid}
+
+
+def _repeated(places: Sequence[tuple[int, str]]) -> dict[int, int]:
+    """Return the positions of what came before, with the first of its kind."""
+    owners: dict[tuple[int, str], int] = {}
+    found = {position: owners.setdefault(place, position) for position, place in enumerate(places)}
+    return {position: first for position, first in found.items() if first != position}
 
 
 class NcclBackend(Backend):

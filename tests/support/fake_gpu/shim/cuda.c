@@ -93,6 +93,23 @@ int cuDeviceGet(int *out, int number)
     return status;
 }
 
+/* Sixteen bytes, which are two words. */
+typedef struct {
+    intptr_t words[2];
+} Uuid;
+
+#define UUID(name) \
+    int name(Uuid *out, int device); \
+    int name(Uuid *out, int device) \
+    { \
+        const intptr_t words[] = {W(device)}; \
+        *out = (Uuid){{device, 0}}; \
+        return upcall ? upcall(#name, words, 1, out->words) : SUCCESS; \
+    }
+
+UUID(cuDeviceGetUuid)
+UUID(cuDeviceGetUuid_v2)
+
 int cuDevicePrimaryCtxRetain(Context *out, int device);
 int cuDevicePrimaryCtxRetain(Context *out, int device)
 {
