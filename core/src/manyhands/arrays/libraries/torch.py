@@ -137,7 +137,9 @@ class TorchLibrary(Library):
 
     def copy(self, target: DeviceArray, source: DeviceArray) -> None:
         """Copy on the device; another dtype takes a kernel of torch's."""
-        target.owner.copy_(source.owner.view(target.owner.shape))
+        # torch refuses to write to a tensor of its inference mode outside of that, which is a mode of a thread.
+        with sys.modules["torch"].inference_mode(target.owner.is_inference()):
+            target.owner.copy_(source.owner.view(target.owner.shape))
 
     def to_host(self, array: DeviceArray) -> Array:
         """Return a copy in pinned memory; the host waits for the current stream."""
