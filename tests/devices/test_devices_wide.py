@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from devices.test_devices import Other
-from support.device_worlds import HYBRID, NCCL, gpus, ranks
+from support.device_worlds import HYBRID, NCCL, Foreign, gpus, ranks
 from support.fake_gpu import fake_cuda
 from support.fake_gpu import fake_cupy as cupy
 from support.fake_gpu.fake_nccl import FakeNccl
@@ -121,7 +121,7 @@ def test_calls_beside_the_stream_are_in_order_with_it_and_with_each_other(gpus: 
 
 def test_the_default_stream_of_a_thread_and_other_libraries_arrays(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
-        with cupy.cuda.ExternalStream(2):
+        with cupy.cuda.Stream.from_external(Foreign(2)):
             x = given(group, LARGE_FIRST)
             assert group.all_reduce(x).get().tolist() == [2052] * 4
         result = group.all_reduce(Other(given(group, LARGE_FIRST)))

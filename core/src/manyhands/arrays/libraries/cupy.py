@@ -100,7 +100,7 @@ class CuPyLibrary(Library):
 
     def external(self, stream: int, device: int) -> Any:
         """Return a stream of CuPy's for a handle."""
-        return sys.modules["cupy"].cuda.ExternalStream(stream, device)
+        return sys.modules["cupy"].cuda.Stream.from_external(_Handle(stream))
 
     def contiguous(self, array: DeviceArray) -> DeviceArray:
         """Return a copy in C order, made by a kernel of CuPy's."""
@@ -149,6 +149,18 @@ class CuPyLibrary(Library):
     def _device_array(self, array: Any) -> DeviceArray:
         data = array.data
         return DeviceArray(array, self, data.ptr, array.shape, array.dtype, data.device_id, is_contiguous=True)
+
+
+class _Handle:
+    """The handle of a stream, by CUDA's protocol for streams of other libraries."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream
 
 
 class _Lane(Lane):
