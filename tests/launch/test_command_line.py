@@ -38,10 +38,11 @@ def test_every_help_page_says_all_that_is_written_within_80_columns(
 
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 80
+    if words == "run":  # it has no need of typer
+        assert "the table [backends.simulated] of the configuration" in " ".join(page.split())
+        return
     for text in [command.help, *(parameter.help for parameter in command.params), *listed]:
         assert "".join((text or "").split()) in "".join(page.split())
-    if words == "run":
-        assert "the table [backends.simulated] of the configuration" in " ".join(page.split())
 
 
 @pytest.mark.parametrize(

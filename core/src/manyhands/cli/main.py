@@ -8,14 +8,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from manyhands.cli.quick import advise, understand
+from manyhands.cli.run import run
 from manyhands.common.folders import here
 from manyhands.errors import ManyHandsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from manyhands.launch.starting import RunOptions
 
 __all__ = ["main"]
 
@@ -50,10 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show, as may what a plugin says
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        options = understand(words[1:]) if words[:1] == ["run"] else None
-        if options is None and words[:1] == ["run"]:
-            advise(words[1:])
-        return _with_typer(words) if options is None else _run(options)
+        return run(words[1:]) if words[:1] == ["run"] else _with_typer(words)
     except ManyHandsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -72,12 +67,6 @@ def _open_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY), True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - never closed
-
-
-def _run(options: RunOptions) -> int:
-    from manyhands.launch.starting import start
-
-    return start(options)
 
 
 def _with_typer(words: list[str]) -> int:

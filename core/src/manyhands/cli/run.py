@@ -1,127 +1,192 @@
-"""``manyhands run``: start the ranks of a job on this host."""
+"""``manyhands run``: start the ranks of a job on this host.
+
+argparse reads its words: importing typer takes as long as all else that the launcher needs before the ranks start.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import typer
+from manyhands.common.processors import processors
+from manyhands.errors import UsageError
 
-__all__ = ["CONTEXT_SETTINGS", "run"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-CONTEXT_SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
-"""What the command must be registered with: all that follows the script or module belongs to it, ``--help`` included."""
+__all__ = ["run"]
+
+_DESCRIPTION: Final = """\
+Run a script as several ranks, and end all of them when one fails, unless
+--keep-going says otherwise.
+
+Each rank is a process with torchrun's variables. Every line of output begins
+with its rank. When a rank fails, its traceback is shown last, the others are
+ended, and the exit code is its own. With --keep-going the others are left
+alone; if all of those end well that did not fail first, the exit code is 0,
+and the last lines say which ranks were lost.
+
+With --max-restarts, --min-ranks or --max-ranks the others continue as well,
+and ranks that fail are replaced: new ones come into the job when the others
+call Group.shrink(), as manyhands.elastic does. On several hosts, each
+launcher replaces those of its own.
+
+With --backend simulated the ranks live in one process, on a clock of their
+own: MANYHANDS_BACKENDS__SIMULATED__SEED, ..__NETWORK, ..__FAULTS and
+..__TRACE, or the table [backends.simulated] of the configuration, say how.
+
+On several hosts, run the same command on each, with its own --node-rank and
+the same variable MANYHANDS_SECRET.
+"""
 
 
-def run(
-    target: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or with -m a module.", show_default=False)],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script, passed on untouched.")
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option("-n", "--ranks", help="How many ranks to start on this host; 1 unless given.", show_default=False),
-    ] = None,
-    module: Annotated[bool, typer.Option("-m", "--module", help="Run a module by its name, as python -m does.")] = False,
-    backend: Annotated[
-        str | None, typer.Option(help="The backend, instead of that of the configuration.", show_default=False)
-    ] = None,
-    config: Annotated[str | None, typer.Option(help="The configuration file.", metavar="FILE", show_default=False)] = None,
-    nnodes: Annotated[int, typer.Option(help="How many hosts run the job, each with its own `manyhands run`.")] = 1,
-    node_rank: Annotated[int, typer.Option(help="Which of the hosts this is, counted from 0.")] = 0,
-    rendezvous: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the ranks meet: an address of host 0 and a free port.", metavar="HOST:PORT", show_default=False
-        ),
-    ] = None,
-    record: Annotated[
-        str | None,
-        typer.Option(
-            help="Where each rank writes its last calls when the job fails, at SIGUSR1, and at its end, for `manyhands explain`.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
-    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Do not begin each line of output with its rank.")] = False,
-    keep_going: Annotated[
-        bool,
-        typer.Option("--keep-going", help="Let the other ranks go on when one fails, as programs do that call Group.shrink()."),
-    ] = False,
-    max_restarts: Annotated[
-        int | None,
-        typer.Option(
-            help="How many ranks that fail are replaced, in all; for programs of manyhands.elastic.", show_default=False
-        ),
-    ] = None,
-    min_ranks: Annotated[
-        int | None, typer.Option(help="With how many ranks at least the job goes on after a failure.", show_default=False)
-    ] = None,
-    max_ranks: Annotated[
-        int | None,
-        typer.Option(
-            help="With how many at most; those beyond -n are started as spares, and come in after a failure.",
-            show_default=False,
-        ),
-    ] = None,
-    grace: Annotated[
-        float | None,
-        typer.Option(
-            help="How many seconds ranks may take to end after SIGTERM, SIGHUP or Ctrl-C, before they are killed; 30 unless given.",
-            metavar="SECONDS",
-            show_default=False,
-        ),
-    ] = None,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            help="What tells this run from others with the same address and secret: the same word on each host, and a new one for each run.",
-            metavar="WORD",
-            show_default=False,
-        ),
-    ] = None,
-    no_fork: Annotated[
-        bool, typer.Option("--no-fork", help="Start a Python for each rank, instead of forking one that has imported NumPy.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Say why ranks are not forked, where they cannot be.")
-    ] = False,
-) -> None:
-    """Run a script as several ranks, and end all of them when one fails, unless --keep-going says otherwise.
+_OF_OTHERS: Final = {
+    ("-np", "--np", "-p", "--nprocs", "--nproc", "--nproc-per-node", "--num-processes", "--ntasks"): "write -n NUMBER, as in: "
+    "manyhands run -n 4 script.py",
+    ("--rdzv-endpoint", "--master-addr", "--master-port"): "write --rendezvous HOST:PORT",
+    ("--rdzv-id",): "write --run-id WORD",
+    ("-H", "--host", "--hosts", "--hostfile", "-f"): "write --nnodes and --node-rank, with a manyhands run on each host",
+    ("--standalone", "--oversubscribe", "--rdzv-backend", "--allow-run-as-root"): "leave it out",
+}
+"""What torchrun's and mpirun's options are called here."""
 
-    Each rank is a process with torchrun's variables. Every line of output begins with its rank. When a rank fails, its traceback is
-    shown last, the others are ended, and the exit code is its own. With --keep-going the others are left alone; if all of those end
-    well that did not fail first, the exit code is 0, and the last lines say which ranks were lost.
 
-    With --max-restarts, --min-ranks or --max-ranks the others go on as well, and ranks that fail are replaced: new ones come into the job when the
-    others call Group.shrink(), as manyhands.elastic does. On several hosts, each launcher replaces those of its own.
+class _OfAnother(argparse.Action):
+    """An option of another launcher: it is refused, with what it is called here."""
 
-    With --backend simulated the ranks live in one process, on a clock of their own: MANYHANDS_BACKENDS__SIMULATED__SEED, ..__NETWORK,
-    ..__FAULTS and ..__TRACE, or the table [backends.simulated] of the configuration, say how.
+    def __call__(self, _parser: Any, _found: Any, _value: Any, option: str | None = None) -> NoReturn:
+        raise UsageError(f"manyhands run has no option {option}; {self.const}")
 
-    On several hosts, run the same command on each, with its own --node-rank and the same variable MANYHANDS_SECRET.
-    """
-    # Imported here, so that `manyhands --help` and the other commands do not pay for it.
-    from manyhands.launch.starting import RunOptions, start
 
-    options = RunOptions(
-        target,
-        tuple(args or ()),
-        ranks,
-        module,
-        backend,
-        config,
-        nnodes,
-        node_rank,
-        rendezvous,
-        no_prefix,
-        keep_going,
-        no_fork,
-        verbose,
-        record,
-        max_restarts,
-        min_ranks,
-        max_ranks,
-        grace,
-        run_id,
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"manyhands run: {message}; see: manyhands run --help")
+
+    def refuse(self, word: str) -> NoReturn:
+        """Raise for an option that does not exist, with the one that is spelled alike."""
+        from difflib import get_close_matches
+
+        name = word.partition("=")[0]
+        known = [each for action in self._actions if action.help != argparse.SUPPRESS for each in action.option_strings]
+        close = get_close_matches(name.replace("_", "-"), known, n=1)
+        raise UsageError(f"manyhands run has no option {name}; {f'write {close[0]}' if close else 'see: manyhands run --help'}")
+
+
+def _number_of_ranks(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        count = processors()
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of ranks; this host has {count} processors for them, as in: manyhands run -n {count}"
+        ) from None
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="manyhands run",
+        usage="manyhands run [OPTIONS] SCRIPT [ARGS]...",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
     )
-    raise typer.Exit(start(options))
+    _add_options(parser)
+    for names, advice in _OF_OTHERS.items():
+        with_underscores = (f"--{name[2:].replace('-', '_')}" for name in names if name.startswith("--"))
+        spellings = dict.fromkeys((*names, *with_underscores))
+        parser.add_argument(
+            *spellings, action=_OfAnother, nargs="?", const=advice, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the parser its options, by the names that `Launch` and `start` have for them."""
+    basic = parser.add_argument_group("basic")
+    # The first word that is no option, and all behind it, --help included.
+    text = "A Python script, or with -m a module, and its arguments, passed on untouched."
+    basic.add_argument("words", nargs=argparse.PARSER, metavar="SCRIPT", help=text)
+    text = "How many ranks to start on this host; 1 unless given."
+    basic.add_argument("-n", "--ranks", type=_number_of_ranks, metavar="N", help=text)
+    text = "Run a module by its name, as python -m does."
+    basic.add_argument("-m", "--module", dest="is_module", action="store_true", help=text)
+    basic.add_argument("--backend", metavar="NAME", help="The backend, instead of that of the configuration.")
+    basic.add_argument("--config", metavar="FILE", help="The configuration file.")
+    text = "How many seconds ranks may take to end after SIGTERM, SIGHUP or Ctrl-C, before they are killed; 30 unless given."
+    basic.add_argument("--grace", dest="grace_s", type=float, metavar="SECONDS", help=text)
+    text = "Start a Python for each rank, instead of forking one that has imported NumPy."
+    basic.add_argument("--no-fork", dest="fork", action="store_false", help=text)
+    basic.add_argument("--help", action="help", help="Show this page and exit.")
+
+    hosts = parser.add_argument_group("several hosts")
+    text = "How many hosts run the job, each with its own `manyhands run`; 1 unless given."
+    hosts.add_argument("--nnodes", dest="nodes", type=int, default=1, metavar="N", help=text)
+    text = "Which of the hosts this is, counted from 0; 0 unless given."
+    hosts.add_argument("--node-rank", type=int, default=0, metavar="N", help=text)
+    text = "Where the ranks meet: an address of host 0 and a free port."
+    hosts.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
+    text = "What distinguishes this run from others with the same address and secret: the same word on each host, and a new one for each run."
+    hosts.add_argument("--run-id", metavar="WORD", help=text)
+
+    elastic = parser.add_argument_group("elastic jobs")
+    text = "Let the other ranks continue when one fails, as programs do that call Group.shrink()."
+    elastic.add_argument("--keep-going", action="store_true", help=text)
+    text = "How many ranks that fail are replaced, in all; for programs of manyhands.elastic."
+    elastic.add_argument("--max-restarts", type=int, metavar="N", help=text)
+    text = "With how many ranks at least the job continues after a failure."
+    elastic.add_argument("--min-ranks", type=int, metavar="N", help=text)
+    text = "With how many at most; those beyond -n are started as spares, and come in after a failure."
+    elastic.add_argument("--max-ranks", type=int, metavar="N", help=text)
+
+    output = parser.add_argument_group("output")
+    text = "Do not begin each line of output with its rank."
+    output.add_argument("--no-prefix", dest="prefix", action="store_false", help=text)
+    text = "Where each rank writes its last calls when the job fails, at SIGUSR1, and at its end, for `manyhands explain`."
+    output.add_argument("--record", metavar="DIR", help=text)
+    text = "Say why ranks are not forked, if they cannot be."
+    output.add_argument("-v", "--verbose", action="store_true", help=text)
+
+
+def run(words: Sequence[str]) -> int:
+    """Start the job that the words after ``run`` describe, wait for its end, and return the exit code.
+
+    Raises
+    ------
+    UsageError
+        The words describe no job.
+    SystemExit
+        The page of help was asked for, and printed.
+    """
+    parser = _parser()
+    found, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.refuse(unknown[0])
+    given = vars(found)
+    program: list[str] = given.pop("words")
+    # Versions of Python differ in whether a -- before the program is left there.
+    target, *args = program[1:] if program[0] == "--" else program
+    choices = {name: given.pop(name) for name in ("backend", "config", "record", "run_id")}
+    if given["ranks"] is None:
+        given["ranks"] = 1
+        if given["nodes"] == 1:
+            _warn_of_options_behind(target, args)
+    # Imported here, so that the other commands do not pay for it.
+    from manyhands.launch.launching import Launch
+    from manyhands.launch.starting import start
+
+    return start(Launch(target, args=tuple(args), **given), **choices)
+
+
+def _warn_of_options_behind(target: str, args: Sequence[str]) -> None:
+    """Say that words which look like options of ``run`` are the program's, since one rank may run because of that."""
+    for word, following in zip(args, [*args[1:], ""], strict=False):
+        name, _, value = word.partition("=")
+        number = value or following
+        if name in {"-n", "-np", "--ranks", "--nproc-per-node", "--nproc_per_node"} and number.isdigit():
+            sys.stderr.write(
+                f"manyhands run: {name} {number} stands after {target} and is passed on to it, so that one rank runs; "
+                f"to run {number} ranks: manyhands run -n {number} {target}\n"
+            )
+            return

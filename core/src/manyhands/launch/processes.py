@@ -32,7 +32,8 @@ from manyhands.launch.groups import (
     signals_as_bytes,
 )
 from manyhands.launch.guard import Guard, guarded
-from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
+from manyhands.launch.launching import Launch
+from manyhands.launch.meeting_place import MeetingPlace, arrange_meeting
 from manyhands.launch.orphans import Orphans
 from manyhands.launch.output import Stream, screens
 from manyhands.launch.variables import shared_variables, with_hash_seed

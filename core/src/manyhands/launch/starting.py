@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyhands.common.folders import here
 from manyhands.common.variables import Variable, of_setting
@@ -17,36 +20,25 @@ from manyhands.launch.variables import shared_variables, with_hash_seed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["RunOptions", "start"]
+    from manyhands.contract.backend import LaunchRequest
+    from manyhands.launch.launching import Launch
+    from manyhands.launch.resolve import Resolution
 
-
-class RunOptions(NamedTuple):
-    """What the command line says; `manyhands.cli.run.run` has the words for people."""
-
-    target: str
-    args: tuple[str, ...] = ()
-    ranks: int | None = None
-    module: bool = False
-    backend: str | None = None
-    config: str | None = None
-    nnodes: int = 1
-    node_rank: int = 0
-    rendezvous: str | None = None
-    no_prefix: bool = False
-    keep_going: bool = False
-    no_fork: bool = False
-    verbose: bool = False
-    record: str | None = None
-    max_restarts: int | None = None
-    min_ranks: int | None = None
-    max_ranks: int | None = None
-    grace_s: float | None = None
-    run_id: str | None = None
+__all__ = ["start"]
 
 
 @all_signals()
-def start(options: RunOptions) -> int:
-    """Start the ranks, wait for their end, and return the exit code: 130 where Ctrl-C came before there was anybody to hear of it.
+def start(
+    job: Launch, backend: str | None = None, config: str | None = None, record: str | None = None, run_id: str | None = None
+) -> int:
+    """Start the ranks, wait for their end, and return the exit code: 130 if Ctrl-C came before there was anybody to hear of it.
+
+    Parameters
+    ----------
+    job
+        What the command line says of the job; what it leaves out comes from the configuration.
+    backend, config, record, run_id
+        The options of these names, for the ranks; None if one is not given.
 
     Raises
     ------
@@ -65,12 +57,21 @@ def start(options: RunOptions) -> int:
     # It imports what the ranks need while the configuration is read here, and so comes before all that this process imports itself.
     server, environ = None, dict(os.environ)
     # With several hosts the seed is made of the secret, which the configuration may name.
-    if options.nnodes == 1 or environ.get(Variable.SECRET):
+    if job.nodes == 1 or environ.get(Variable.SECRET):
         environ = with_hash_seed(environ)
-        if not options.no_fork:
-            server = fork_server(options.target, options.module, shared_variables(options.ranks or 1, environ))
+        if job.fork:
+            server = fork_server(job.target, job.is_module, shared_variables(job.ranks, environ))
     try:
-        run = _prepared(options, environ, server)
+        if config is not None:
+            config = _found(config)
+        _find_modules_beside(job)
+        # Needs pydantic and every plugin that may be chosen, hence a good part of the time until the ranks start.
+        from manyhands.launch.resolve import resolve_launcher
+
+        resolution = resolve_launcher(backend, config)
+        job = _completed(job, resolution, environ, _choices(job, environ, backend, config, record, run_id))
+        job.validate(environ)
+        run = _starter(job, resolution, environ, server)
         doing = "got ready to start the ranks"
         return run()
     except KeyboardInterrupt:
@@ -85,119 +86,93 @@ def _end_by(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer | None) -> Callable[[], int]:
-    """Check all that can be known before a rank is there; return what starts them. Raises as `start`."""
-    from pathlib import Path
-
-    config, backend, rendezvous = options.config, options.backend, options.rendezvous
-    if config is not None and not Path(config).is_file():
+def _found(config: str) -> str:
+    """Return where the configuration file lies."""
+    if not Path(config).is_file():
         raise ConfigError(f"--config {config}: there is no such file in {here()}", file="argument", key="config", value=config)
-    # Needs pydantic and every plugin that may be chosen, hence a good part of the time until the ranks start.
-    from manyhands.config.secret import job_secret
-    from manyhands.launch.launching import Launch
-    from manyhands.launch.resolve import resolve_launcher
+    return str(Path(config).resolve())
 
-    # A module that `plugins` names may lie beside the program. The ranks find it there first; here, nothing of the program hides what is installed.
-    folder = here() if options.module else Path(options.target).resolve().parent
+
+def _find_modules_beside(job: Launch) -> None:
+    """Let a module that `plugins` names lie beside the program, where the ranks find it first; here it hides nothing that is installed."""
+    folder = here() if job.is_module else Path(job.target).resolve().parent
     if folder.is_absolute():
         sys.path.append(str(folder))
-    file = None if config is None else str(Path(config).resolve())
-    resolution = resolve_launcher(backend, file)
-    chosen = {}
-    if backend is not None:
-        chosen[of_setting("backend")] = backend
-    run_id = options.run_id or environ.get(Variable.RUN_ID) or _step_of_slurm(environ, options.nnodes)
-    if run_id:
-        chosen[Variable.RUN_ID] = run_id
-    elif options.nnodes > 1:
+
+
+def _choices(
+    job: Launch, environ: Mapping[str, str], backend: str | None, config: str | None, record: str | None, run_id: str | None
+) -> dict[str, str]:
+    """Return the variables by which the options reach the ranks."""
+    run_id = run_id or environ.get(Variable.RUN_ID) or _step_of_slurm(environ, job.nodes)
+    if not run_id and job.nodes > 1:
         sys.stderr.write(
             "manyhands run: without --run-id, a launcher that is left over from an earlier run with this address and secret could join this one: give the "
             "same new word on each host, such as the number of the scheduler's job\n"
         )
-    if file is not None:
-        chosen[Variable.CONFIG] = file
-    if options.record is not None:
-        chosen[of_setting("recorder", "directory")] = str(Path(options.record).absolute())
+    chosen = {
+        of_setting("backend"): backend,
+        Variable.RUN_ID: run_id or None,
+        Variable.CONFIG: config,
+        of_setting("recorder", "directory"): None if record is None else str(Path(record).absolute()),
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _completed(job: Launch, resolution: Resolution, environ: dict[str, str], chosen: dict[str, str]) -> Launch:
+    """Return the job with what the configuration says of its rendezvous; its secret is put into ``environ``."""
+    from manyhands.config.secret import job_secret
+
     meeting = resolution.settings.rendezvous
-    if options.nnodes > 1 and rendezvous is None:
-        rendezvous = meeting.address
     if secret := job_secret(meeting, environ):
         environ[Variable.SECRET] = os.fsdecode(secret)
-    job = Launch(
-        options.target,
-        options.module,
-        options.args,
-        1 if options.ranks is None else options.ranks,
-        options.nnodes,
-        options.node_rank,
-        rendezvous,
-        chosen,
-        not options.no_prefix,
-        options.keep_going,
-        not options.no_fork,
-        options.verbose,
-        options.max_restarts,
-        options.min_ranks,
-        options.max_ranks,
-        options.grace_s,
-    )
-    job.validate(environ)
-    if options.ranks is None and options.nnodes == 1:
-        _tell_of_options_behind(options)
+    address = meeting.address if job.nodes > 1 and job.rendezvous is None else job.rendezvous
+    return replace(job, rendezvous=address, environ=chosen)
+
+
+def _starter(job: Launch, resolution: Resolution, environ: Mapping[str, str], server: ForkServer | None) -> Callable[[], int]:
+    """Return what starts the ranks: the launcher of processes, or that of the backend."""
     if resolution.launcher is None:
         from manyhands.launch.processes import run_job
 
-        return lambda: run_job(job, environ, server, resolution.modules)
-
+        return partial(run_job, job, environ, server, resolution.modules)
     if server is not None:
         server.close()  # nobody asks it for ranks
+    return partial(resolution.launcher, _request(job, resolution, environ))
+
+
+def _request(job: Launch, resolution: Resolution, environ: Mapping[str, str]) -> LaunchRequest:
+    """Return what a backend that starts the ranks itself needs to know; refuse options that are for processes."""
     from manyhands.contract.backend import LaunchRequest
 
-    if options.nnodes > 1 or rendezvous is not None:
+    if job.nodes > 1 or job.rendezvous is not None:
         raise UsageError(
             f"the backend {resolution.backend!r} runs all ranks on this host, and --nnodes or --rendezvous was given; leave them "
             "out, or choose another backend with --backend"
         )
-    unknown = [
-        name
-        for name, is_given in (
-            ("--keep-going", options.keep_going),
-            ("--max-restarts", options.max_restarts is not None),
-            ("--min-ranks", options.min_ranks is not None),
-            ("--max-ranks", options.max_ranks is not None),
-            ("--grace", options.grace_s is not None),
-        )
-        if is_given
-    ]
-    if unknown:
-        raise UsageError(
-            f"the backend {resolution.backend!r} starts the ranks itself, and knows no {unknown[0]}; leave it out, or choose another backend "
-            "with --backend"
-        )
-    chosen["PYTHONHASHSEED"] = environ["PYTHONHASHSEED"]
-    request = LaunchRequest(
-        options.target, options.module, job.args, job.ranks, resolution.backend, chosen, job.prefix, resolution.config
+    of_processes = {
+        "--keep-going": job.keep_going or None,
+        "--max-restarts": job.max_restarts,
+        "--min-ranks": job.min_ranks,
+        "--max-ranks": job.max_ranks,
+        "--grace": job.grace_s,
+    }
+    for option, value in of_processes.items():
+        if value is not None:
+            raise UsageError(
+                f"the backend {resolution.backend!r} starts the ranks itself, and knows no {option}; leave it out, or choose another "
+                "backend with --backend"
+            )
+    chosen = {**job.environ, "PYTHONHASHSEED": environ["PYTHONHASHSEED"]}
+    return LaunchRequest(
+        job.target, job.is_module, job.args, job.ranks, resolution.backend, chosen, job.prefix, resolution.config
     )
-    launcher = resolution.launcher
-    return lambda: launcher(request)
 
 
 def _step_of_slurm(environ: Mapping[str, str], nodes: int) -> str:
-    """Return the name of the step of Slurm that has started a launcher on each host; nothing where there is none of that size."""
+    """Return the name of the step of Slurm that has started a launcher on each host; nothing if there is none of that size."""
     hosts = environ.get("SLURM_STEP_NUM_NODES", "")
     if nodes == 1 or not (hosts.isdigit() and int(hosts) >= nodes):
         return ""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     return "slurm " + ".".join(environ[name] for name in names if environ.get(name))
-
-
-def _tell_of_options_behind(options: RunOptions) -> None:
-    """Say that words which look like options of ``run`` are the program's, where one rank runs perhaps because of that."""
-    for word, number in zip(options.args, (*options.args[1:], ""), strict=False):
-        name, _, value = word.partition("=")
-        if name in {"-n", "-np", "--ranks", "--nproc-per-node", "--nproc_per_node"} and (value or number).isdigit():
-            sys.stderr.write(
-                f"manyhands run: {name} {value or number} stands after {options.target} and is passed on to it, so that one rank runs; "
-                f"to run {value or number} ranks: manyhands run -n {value or number} {options.target}\n"
-            )
-            return

@@ -1,4 +1,4 @@
-"""The words of `manyhands run` mean the same with and without typer."""
+"""What the words of `manyhands run` mean, and what is said of those that mean nothing."""
 
 from __future__ import annotations
 
@@ -8,90 +8,90 @@ from collections.abc import Callable
 from subprocess import CompletedProcess
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
-from manyhands.cli.app import make_app
 from manyhands.cli.main import main
-from manyhands.cli.quick import advise, understand
 from manyhands.config.plugins.installed import COMMAND_GROUP
 from manyhands.launch import starting
+from manyhands.launch.launching import Launch
 
-WORDS = (
-    "-n",
-    "--ranks",
-    "-m",
-    "--module",
-    "--no-prefix",
-    "--backend",
-    "--config",
-    "--rendezvous",
-    "--nnodes",
-    "--node-rank",
-    "-v",
-    "--verbose",
-)
-OTHERS = (
-    "2",
-    "0",
-    "-1",
-    "03",
-    "+4",
-    " 5",
-    "1_0",
-    "x",
-    "",
-    "tcp",
-    "a.toml",
-    "h:1",
-    "script.py",
-    "--",
-    "-",
-    "--help",
-    "-n3",
-    "-n=3",
-    "-mn",
-)
-app = make_app(["run"])
-words = st.lists(
-    st.sampled_from((*WORDS, *OTHERS, *(f"{word}={value}" for word in WORDS for value in ("1", "tcp", "")))), max_size=8
-)
+Started = list[tuple[Launch, dict[str, str | None]]]
 
 
-@given(words)
-@example(["-n", "2", "script.py", "--help"])
-@example(["-m", "--backend=tcp", "pkg.module", "-n", "3"])
-@example([])
-@settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_understood_at_once_is_what_typer_understands(monkeypatch: pytest.MonkeyPatch, capsys, given: list[str]):
-    options = understand(given)
-    if options is None:
-        return
-    seen: list[starting.RunOptions] = []
-    monkeypatch.setattr(starting, "start", lambda found: seen.append(found) or 0)
-    with pytest.raises(SystemExit) as ended:
-        app(args=["run", *given], prog_name="manyhands")
-    assert (ended.value.code, seen) == (0, [options])
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """The jobs that would have been started, each with the options that are for the ranks."""
+    jobs: Started = []
+
+    def start(job: Launch, **choices: str | None) -> int:
+        jobs.append((job, {name: value for name, value in choices.items() if value is not None}))
+        return 7
+
+    monkeypatch.setattr(starting, "start", start)
+    return jobs
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "job", "choices"),
     [
-        ["script.py"],
-        ["-n", "2", "script.py", "--help", "-n", "x"],
-        ["--ranks=3", "--no-prefix", "-m", "package.module", "a"],
-        ["--backend", "tcp", "--config", "f.toml", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "h:1", "script.py"],
+        (["script.py"], Launch("script.py"), {}),
+        (["-n", "2", "script.py", "--help", "-n", "x"], Launch("script.py", args=("--help", "-n", "x"), ranks=2), {}),
+        (["-n2", "s.py", "--", "a", "--", "b"], Launch("s.py", args=("--", "a", "--", "b"), ranks=2), {}),
+        (["-n", "2", "--", "s.py", "--np", "3"], Launch("s.py", args=("--np", "3"), ranks=2), {}),
+        (["--", "--odd.py", "-n", "auto"], Launch("--odd.py", args=("-n", "auto")), {}),
+        (["-n2", "s.py", "-p", "3"], Launch("s.py", args=("-p", "3"), ranks=2), {}),
+        (["-vm", "pkg", "-f", "x"], Launch("pkg", is_module=True, args=("-f", "x"), verbose=True), {}),
+        (["--ranks=3", "--no-prefix", "-m", "a.b", ""], Launch("a.b", True, ("",), ranks=3, prefix=False), {}),
+        (
+            ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "h:1", "--run-id", "a b", "s.py"],
+            Launch("s.py", nodes=2, node_rank=1, rendezvous="h:1"),
+            {"run_id": "a b"},
+        ),
+        (
+            ["--keep-going", "--max-restarts", "4", "--min-ranks=1", "--max-ranks", "5", "--grace", "0.5", "s.py"],
+            Launch("s.py", keep_going=True, max_restarts=4, min_ranks=1, max_ranks=5, grace_s=0.5),
+            {},
+        ),
+        (
+            ["--backend", "tcp", "--config", "f.toml", "--record=-d", "--no-fork", "s.py"],
+            Launch("s.py", fork=False),
+            {"backend": "tcp", "config": "f.toml", "record": "-d"},
+        ),
     ],
 )
-def test_ordinary_words_need_no_typer(given):
-    assert understand(given) is not None
+def test_words_of_run_describe_this_job(started: Started, given: list[str], job: Launch, choices: dict[str, str]):
+    assert main(["run", *given]) == 7
+    assert started == [(job, choices)]
 
 
 @pytest.mark.parametrize(
-    "given", [[], ["-n"], ["-n", "two", "s.py"], ["-n", "-1", "s.py"], ["--help"], ["--rank", "2", "s.py"], ["--", "s.py"]]
+    ("given", "said"),
+    [
+        ([], "the following arguments are required: SCRIPT; see: manyhands run --help"),
+        (["-n"], "argument -n/--ranks: expected one argument"),
+        (["-n", "two", "s.py"], "'two' is no number of ranks; this host has"),
+        (["--grace", "x", "s.py"], "argument --grace: invalid float value: 'x'"),
+        (["--rank", "2", "s.py"], "has no option --rank; write --ranks"),
+        (["--bakend=tcp", "s.py"], "has no option --bakend; write --backend"),
+        (["--zebra", "s.py"], "has no option --zebra; see: manyhands run --help"),
+        (["-x", "s.py"], "has no option -x; "),
+    ],
 )
-def test_what_needs_explanation_is_left_to_typer(given):
-    assert understand(given) is None
+def test_words_that_mean_nothing_are_refused(capsys, started: Started, given: list[str], said: str):
+    assert main(["run", *given]) == 2
+    assert said in capsys.readouterr().err
+    assert started == []
+
+
+def test_the_help_of_run_groups_its_options(capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-n", "2", "--help"])
+    page = capsys.readouterr().out
+    assert ended.value.code == 0
+    titles = [line for line in page.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["basic:", "several hosts:", "elastic jobs:", "output:"]
+    assert page.index("basic:") < page.index("--config") < page.index("several hosts:") < page.index("--nnodes N")
+    assert "--nproc" not in page
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_needs_explanation_is_left_to_typer(given):
         (["-np", "4", "h.py"], "has no option -np; write -n NUMBER"),
         (["--backend", "tcp", "--nproc-per-node=4", "h.py"], "has no option --nproc-per-node; write -n NUMBER"),
         (["--nproc_per_node", "4", "h.py"], "has no option --nproc_per_node; write -n NUMBER"),
-        (["-n", "auto", "h.py"], "-n auto: give the number of ranks"),
+        (["-n", "auto", "h.py"], "'auto' is no number of ranks; this host has"),
         (["--node_rank", "1", "h.py"], "has no option --node_rank; write --node-rank"),
         (["-m", "--standalone", "h"], "has no option --standalone; leave it out"),
         (["--hostfile", "hosts", "h.py"], "with a manyhands run on each host"),
@@ -109,21 +109,6 @@ def test_what_needs_explanation_is_left_to_typer(given):
 def test_options_of_other_launchers_get_an_answer(capsys, given, said):
     assert main(["run", *given]) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["-n", "2", "--", "h.py", "--np", "3"],
-        ["-n2", "h.py", "-p", "3"],
-        ["-vm", "h", "-f", "x"],
-        ["-n2", "--", "h.py", "-n", "auto"],
-        ["--config", "-p", "h.py"],
-        ["--unknown", "h.py", "--np", "3"],
-    ],
-)
-def test_options_of_the_program_and_values_are_no_options_of_other_launchers(given):
-    advise(given)
 
 
 def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp_path):
@@ -203,7 +188,7 @@ def test_a_mistake_is_reported_as_it_always_is(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("manyhands.cli.main.understand", "manyhands: ended by SIGINT, while it started"),
+        ("manyhands.cli.main.run", "manyhands: ended by SIGINT, while it started"),
         (
             "manyhands.launch.resolve.resolve_launcher",
             "manyhands run: ended by SIGINT, while it read the configuration and looked for the backend",
