@@ -11,7 +11,7 @@ from pathlib import Path
 from manyhands.config.select import write_table
 from manyhands_lab.tuning.model import SLACK, TOLERANCE, model_rules
 
-TABLE = Path(__file__).resolve().parent.parent / "core" / "src" / "manyhands" / "select" / "default.toml"
+TABLE = Path(__file__).resolve().parent.parent / "core" / "src" / "manyhands" / "config" / "select" / "default.toml"
 
 HEADING = (
     "The algorithm of each call: rows are read from the top, and the first that fits is taken.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -184,7 +185,7 @@ def test_the_first_rule_that_fits_wins() -> None:
     [
         ({"all_reduce": "rin"}, ["'rin'", "all_reduce", "did you mean 'ring'?", "recursive_doubling"]),
         ({"all_redcue": "ring"}, ["'all_redcue'", "did you mean 'all_reduce'?", "barrier"]),
-        ({"barrier": "xyzzy"}, ["'xyzzy'", "Known are: dissemination"]),
+        ({"barrier": "xyzzy"}, ["'xyzzy'", "Valid here: dissemination"]),
     ],
 )
 def test_an_unknown_name_in_the_config_is_refused_with_the_nearest_one(overrides: dict[str, str], words: list[str]) -> None:
@@ -221,29 +222,47 @@ def test_segments_for_an_algorithm_that_is_not_cut_are_refused() -> None:
         Rule(BROADCAST, "plain", max_bytes=10),
         Rule(BROADCAST, "plain", max_world=4),
         Rule(BROADCAST, "plain", power_of_two=True),
-        Rule(BROADCAST, "plain", min_hosts=1),
+        Rule(BROADCAST, "plain", min_hosts=6),
         Rule(BROADCAST, "plain", reproducible=True),
-        Rule(BROADCAST, "plain", uneven=True),
         Rule(BROADCAST, "evenly"),
         Rule(BROADCAST, "hosts"),
     ],
 )
-def test_rules_that_leave_a_call_without_an_algorithm_are_refused(last: Rule) -> None:
-    others = [Rule(REDUCE, "one_order"), *(rule for rule in default_rules() if rule.collective is not BROADCAST)]
+def test_a_call_that_no_rule_fits_is_refused(last: Rule) -> None:
+    rules = [Rule(BROADCAST, "evenly", max_bytes=4), last]
+    call = {"nbytes": 11, "world_size": 5, "even": False}
     with pytest.raises(
-        ConfigError, match="not every call of broadcast has a rule: end its rules with one that has no condition"
-    ):
-        Selector([*others, last], (*BUILTIN, *MINE))
-    assert Selector([*others, last, Rule(BROADCAST, "plain")], (*BUILTIN, *MINE))
+        ConfigError, match=r"no rule fits this uneven broadcast of 11 bytes in a world of 5: end its rules with"
+    ) as e:
+        Selector(rules, MINE).choose(BROADCAST, **call)
+    assert e.value.key == "broadcast"
+    assert Selector([*rules, Rule(BROADCAST, "plain")], MINE).choose(BROADCAST, **call).algorithm is PLAIN
 
 
-def test_rules_that_leave_a_reproducible_call_without_an_algorithm_are_refused() -> None:
-    others = [rule for rule in default_rules() if rule.collective is not REDUCE]
-    rules = [*others, Rule(REDUCE, "own_order")]
-    with pytest.raises(ConfigError, match=r"not every call of reduce has a rule: .* names an algorithm with the reproducible"):
-        Selector(rules, (*BUILTIN, *MINE))
+def test_a_reproducible_call_without_a_reproducible_rule_is_refused() -> None:
+    rules = [Rule(REDUCE, "own_order")]
+    with pytest.raises(ConfigError, match="no rule fits this reproducible reduce of 8 bytes in a world of 4"):
+        Selector(rules, MINE).choose(REDUCE, 8, 4, reproducible=True)
     for always in (Rule(REDUCE, "one_order"), Rule(REDUCE, "one_order", reproducible=True)):
-        assert Selector([*rules, always], (*BUILTIN, *MINE))
+        assert Selector([*rules, always], MINE).choose(REDUCE, 8, 4, reproducible=True).algorithm is CANONICAL
+
+
+def test_the_shipped_rows_are_right_and_their_last_ones_serve_all_calls() -> None:
+    assert Selector((*default_rules(), Rule(BROADCAST, "chain"))).rules[:-1] == default_rules()  # a row behind has all checked
+    last = [rule for rule in default_rules() if rule.conditions in {"all other calls", "reproducible calls", "uneven blocks"}]
+    for collective in Collective:
+        canonical = any(each.canonical for each in BUILTIN if each.collective is collective)
+        for even, reproducible in itertools.product((True, False), (True, False) if canonical else (False,)):
+            choice = Selector(last).choose(collective, 2**40, 7, even=even, reproducible=reproducible)
+            assert choice.algorithm.collective is collective
+
+
+@pytest.mark.parametrize("where", [0, 5])
+def test_a_wrong_row_above_the_shipped_ones_is_refused(where: int) -> None:
+    rows = [Rule(BROADCAST, "chain", max_bytes=8)] * 5
+    rows.insert(where, Rule(BROADCAST, "star"))
+    with pytest.raises(ConfigError, match="a rule names the algorithm 'star' for broadcast, which is not there"):
+        Selector((*rows, *default_rules()))
 
 
 def test_two_algorithms_of_one_name_are_refused() -> None:

@@ -60,7 +60,7 @@ def test_whatever_the_times_are_no_choice_at_a_simulated_place_loses_more_than_i
 def test_where_nothing_differs_there_is_one_row_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "SIZES", SIZES[::7])
     rules = model_rules(lambda *_: 1.0)
-    assert [rule.collective for rule in rules if rule.unconditional and rule.collective is Collective.BARRIER]
+    assert [rule.collective for rule in rules if rule.conditions == "all other calls" and rule.collective is Collective.BARRIER]
     assert all(rule.max_bytes is None and rule.max_hosts is None for rule in rules)
     assert len(rules) <= 2 * len(Collective)
 

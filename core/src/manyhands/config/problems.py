@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from manyhands.common.variables import PREFIX
-from manyhands.config.plugins.installed import nearest
+from manyhands.config.plugins.installed import did_you_mean, nearest
 from manyhands.config.sources import DEFAULT, HIDDEN, Merged, Problem
 from manyhands.errors import ConfigError, UnknownBackendError
 
@@ -69,9 +69,7 @@ def _unknown_key(path: tuple[str, ...], model: type[BaseModel], above: tuple[str
     fields = _fields_at(model, path[:-1])
     if not fields:
         return "this key is unknown; nothing can be set here"
-    close = nearest(path[-1], fields)
-    hint = f"; did you mean {'.'.join((*above, *path[:-1], close))!r}?" if close else "."
-    return f"this key is unknown{hint} Valid here: {', '.join(fields)}"
+    return f"this key is unknown{did_you_mean(path[-1], fields, ''.join(f'{key}.' for key in (*above, *path[:-1])))}"
 
 
 def _described(model: type[BaseModel], path: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from manyhands.common.folders import here
 from manyhands.common.installing import install_command
 from manyhands.config.plugins import PluginManager, get_plugin_manager
-from manyhands.config.plugins.installed import install_hint, nearest
+from manyhands.config.plugins.installed import did_you_mean, install_hint
 from manyhands.config.plugins.loading import named
 from manyhands.config.problems import as_error, from_validation, is_secret, problem
 from manyhands.config.settings import TABLES, Settings
@@ -354,9 +354,7 @@ def _check_names(merged: Merged, manager: PluginManager) -> list[Problem]:
 
         collectives = [collective.value for collective in Collective]
         if name not in collectives:
-            close = nearest(name, collectives)
-            hint = f"; did you mean 'algorithms.{close}'?" if close else ""
-            text = f"there is no collective {name!r}{hint} Valid here: {', '.join(collectives)}"
+            text = f"there is no collective {name!r}{did_you_mean(name, collectives, 'algorithms.')}"
             problems.append(problem(merged, ("algorithms", name), algorithm, text))
     return problems
 

@@ -18,6 +18,7 @@ __all__ = [
     "EXTENSION_GROUP",
     "InstalledPlugin",
     "Switches",
+    "did_you_mean",
     "find_installed",
     "install_hint",
     "nearest",
@@ -132,6 +133,13 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.55)
     return by_lower[close[0]] if close else None
+
+
+def did_you_mean(name: str, valid: Iterable[str], before: str = "") -> str:
+    """Return how an error about an unknown name ends: the nearest one, behind what stands before all of them, and the valid ones."""
+    known = list(valid)
+    close = nearest(name, known)
+    return (f"; did you mean {before + close!r}?" if close else ".") + f" Valid here: {', '.join(known) or 'none'}"
 
 
 def install_hint(name: str) -> str:

@@ -97,15 +97,6 @@ class Rule(msgspec.Struct, frozen=True):
     file: str | None = None
 
     @property
-    def unconditional(self) -> bool:
-        """Whether it fits every call of its collective, or every reproducible or uneven one."""
-        bounds = (
-            *(self.min_bytes, self.max_bytes, self.min_world, self.max_world),
-            *(self.min_hosts, self.max_hosts, self.min_ranks_per_host),
-        )
-        return not self.power_of_two and all(bound is None for bound in bounds)
-
-    @property
     def conditions(self) -> str:
         """What it asks of a call, in words that fit behind "for"."""
         told = [word for word, given in (("reproducible calls", self.reproducible), ("uneven blocks", self.uneven)) if given]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from manyhands.common.data import as_dataclass
+from manyhands.config.plugins.installed import did_you_mean
 from manyhands.config.select.rules import MAX_SEGMENTS, Call, Rule
 from manyhands.config.select.table import default_rules
 from manyhands.errors import ConfigError, DuplicatePluginError
@@ -49,8 +50,7 @@ class Selector:
     Raises
     ------
     ConfigError
-        A rule or an override names a collective or an algorithm that is not there, or one that is refused; or there are calls
-        that no rule fits.
+        A rule or an override names a collective or an algorithm that is not there, or one that is refused.
     DuplicatePluginError
         Two algorithms of one collective have one name.
     """
@@ -72,8 +72,12 @@ class Selector:
                     "one of them needs another name"
                 )
             named[algorithm.name] = algorithm
-        given = default_rules() if rules is None else rules
-        self._rules = tuple((rule, self._of_rule(rule)) for rule in given)
+        shipped = default_rules()
+        self._rules = shipped if rules is None else tuple(rules)
+        above = len(self._rules) - len(shipped)
+        # A test checks the shipped rows, once for all: each start of a rank would pay for it.
+        for rule in self._rules[:above] if self._rules[above:] == shipped else self._rules:
+            self._check(rule)
         self._overrides: dict[Collective, Algorithm] = {}
         for name, algorithm_name in (overrides or {}).items():
             collective = _collective(name)
@@ -81,20 +85,18 @@ class Selector:
             if wrong is not None:
                 raise ConfigError(f"the config names {wrong}", key=name, value=algorithm_name)
             self._overrides[collective] = self._algorithms[collective][algorithm_name]
-        for collective in Collective:
-            self._check_complete(collective)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules, in the order in which they are read."""
-        return tuple(rule for rule, _ in self._rules)
+        return self._rules
 
     @functools.cached_property
     def digest(self) -> str:
         """Eight hexadecimal digits that are the same for selectors which always choose alike; ranks compare it."""
-        told = [replace(rule, reason="", origin="", file=None) for rule, _ in self._rules]
+        told = [replace(rule, reason="", origin="", file=None) for rule in self._rules]
         forced = sorted((collective.value, algorithm.name) for collective, algorithm in self._overrides.items())
-        return hashlib.sha256(repr((told, forced)).encode()).hexdigest()[:8]
+        return hashlib.sha256(msgspec.json.encode((told, forced))).hexdigest()[:8]
 
     def algorithms(self, collective: Collective) -> tuple[Algorithm, ...]:
         """Return the algorithms that may be chosen for a collective."""
@@ -131,8 +133,8 @@ class Selector:
         Raises
         ------
         ConfigError
-            The config asks for an algorithm whose reduction is another one, and ``reproducible`` is given; or no algorithm has
-            a reproducible reduction.
+            The config asks for an algorithm whose reduction is another one, and ``reproducible`` is given; or no rule fits,
+            which cannot be where the shipped ones are among them, and an algorithm has a reproducible reduction.
         """
         call = Call(collective, nbytes, world_size, ranks_per_host, even, reproducible)
         wanted = self._overrides.get(collective)
@@ -150,17 +152,21 @@ class Selector:
             if missing is None:
                 return Choice(wanted, default_segments(wanted, nbytes, world_size), "the config asks for it")
             instead = f" (the config asks for {wanted.name}, which needs {missing})"
-        for rule, algorithm in self._rules:
-            if _fits(rule, call) and reproduces(algorithm, call) and lacks(algorithm, call) is None:
-                segments = rule.segments or default_segments(algorithm, nbytes, world_size)
-                return Choice(algorithm, segments, rule.reason + instead, rule)
+        algorithms = self._algorithms[collective]
+        for rule in self._rules:
+            if rule.collective is collective and _fits(rule, call):
+                algorithm = algorithms[rule.algorithm]
+                if reproduces(algorithm, call) and lacks(algorithm, call) is None:
+                    segments = rule.segments or default_segments(algorithm, nbytes, world_size)
+                    return Choice(algorithm, segments, rule.reason + instead, rule)
+        kind = f"{'' if even else 'uneven '}{'reproducible ' if reproducible else ''}{collective.value}"
         raise ConfigError(
-            f"no rule fits a reproducible {collective.value} of {nbytes} bytes in a world of {world_size}: end its rules with one "
-            "that has no condition and names an algorithm with the reproducible reduction",
+            f"no rule fits this {kind} of {nbytes} bytes in a world of {world_size}: end its rules with one that has no condition, and "
+            "names an algorithm for calls of this kind",
             key=collective.value,
         )
 
-    def _of_rule(self, rule: Rule) -> Algorithm:
+    def _check(self, rule: Rule) -> None:
         wrong = self._wrong(rule.collective, rule.algorithm)
         if wrong is not None:
             key = f"{rule.collective.value}.algorithm"
@@ -174,7 +180,6 @@ class Selector:
                 key=key,
                 value=rule.segments,
             )
-        return algorithm
 
     def _wrong(self, collective: Collective, name: str) -> str | None:
         """Say why an algorithm cannot be chosen; None if it can."""
@@ -185,33 +190,7 @@ class Selector:
         refused = self._refused.get((collective.value, name))
         if refused is not None:
             return f"{text}, which was refused: {refused}"
-        return f"{text}, which is not there{_nearest(name, named)}"
-
-    def _check_complete(self, collective: Collective) -> None:
-        """Check that there is a rule for every call, and for every reproducible one where there is an algorithm for it."""
-        always = [
-            (rule, each)
-            for rule, each in self._rules
-            if rule.collective is collective and rule.unconditional and not each.by_host
-        ]
-        plain = [not rule.reproducible and not rule.uneven for rule, _ in always]
-        uneven = [not rule.reproducible and not each.even for rule, each in always]
-        reproducible = [each.canonical and not each.even for _, each in always]
-        lacking = None
-        if not any(plain):
-            lacking = "that has no condition and names an algorithm for any hosts"
-        elif not any(uneven):
-            lacking = "that has no condition and names an algorithm for blocks of any size"
-        elif (
-            not any(reproducible)
-            and PROMISES[collective].reduces
-            and any(each.canonical for each in self.algorithms(collective))
-        ):
-            lacking = "that has no condition and names an algorithm with the reproducible reduction"
-        if lacking is not None:
-            raise ConfigError(
-                f"not every call of {collective.value} has a rule: end its rules with one {lacking}", key=collective.value
-            )
+        return f"{text}, which is not there{did_you_mean(name, sorted(named))}"
 
 
 def candidates(algorithms: Iterable[Algorithm], world_size: int, ranks_per_host: int = 1) -> list[Algorithm]:
@@ -246,11 +225,10 @@ def default_segments(algorithm: Algorithm, nbytes: int, world_size: int) -> int:
 
 
 def _fits(rule: Rule, call: Call) -> bool:
-    """Tell whether all conditions of a rule hold; what the algorithm itself needs is not asked here."""
+    """Return whether all conditions of a rule of the collective hold; what the algorithm itself needs is not asked here."""
     hosts = -(-call.world_size // call.ranks_per_host)  # the last one perhaps with fewer ranks
     return (
-        rule.collective is call.collective
-        and _within(call.nbytes, rule.min_bytes, rule.max_bytes)
+        _within(call.nbytes, rule.min_bytes, rule.max_bytes)
         and _within(call.world_size, rule.min_world, rule.max_world)
         and _within(hosts, rule.min_hosts, rule.max_hosts)
         and _within(call.ranks_per_host, rule.min_ranks_per_host, None)
@@ -265,7 +243,7 @@ def _within(value: int, lowest: int | None, highest: int | None) -> bool:
 
 
 def reproduces(algorithm: Algorithm, call: Call) -> bool:
-    """Tell whether an algorithm has the reduction that a call asks for: a reproducible one, which all canonical ones share, or any."""
+    """Return whether an algorithm has the reduction that a call asks for: a reproducible one, which all canonical ones share, or any."""
     return not call.reproducible or algorithm.canonical or not PROMISES[call.collective].reduces
 
 
@@ -284,14 +262,7 @@ def lacks(algorithm: Algorithm, call: Call) -> str | None:
 def _collective(name: str) -> Collective:
     names = {collective.value: collective for collective in Collective}
     if name not in names:
-        raise ConfigError(f"the config names the collective {name!r}, which is not there{_nearest(name, names)}", key=name)
+        raise ConfigError(
+            f"the config names the collective {name!r}, which is not there{did_you_mean(name, sorted(names))}", key=name
+        )
     return names[name]
-
-
-def _nearest(name: str, valid: Iterable[str]) -> str:
-    known = sorted(valid)
-    import difflib  # only a mistake needs it
-
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{hint} Known are: {', '.join(known) or 'none'}"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from manyhands.common.checks import UNREADABLE
 from manyhands.common.units import bytes_text
-from manyhands.config.plugins.installed import nearest
+from manyhands.config.plugins.installed import did_you_mean
 from manyhands.config.select.rules import MAX_SEGMENTS, Rule
 from manyhands.config.sources import as_toml
 from manyhands.errors import ConfigError
@@ -129,7 +129,7 @@ def _rules(tree: Mapping[str, Any], name: str, file: str | None) -> Iterable[Rul
     collectives = {collective.value: collective for collective in Collective}
     for collective_name, rows in tree.items():
         if collective_name not in collectives:
-            hint = _hint(collective_name, collectives)
+            hint = did_you_mean(collective_name, collectives)
             raise ConfigError(
                 f"{name}: there is no collective {collective_name!r}{hint}", file=file, key=collective_name, value=rows
             )
@@ -151,7 +151,7 @@ def _rule(collective: Collective, row: Mapping[str, Any], origin: str, file: str
 
     for key, value in row.items():
         if key not in _KEYS:
-            raise wrong(key, value, f"{key} = {value!r}: this key is unknown{_hint(key, _KEYS)}")
+            raise wrong(key, value, f"{key} = {value!r}: this key is unknown{did_you_mean(key, _KEYS)}")
         if key in _BOUNDS:
             if not isinstance(value, int) or isinstance(value, bool) or value < _BOUNDS[key]:
                 raise wrong(key, value, f"{key} = {value!r}: expected a whole number, {_BOUNDS[key]} or more")
@@ -168,9 +168,3 @@ def _rule(collective: Collective, row: Mapping[str, Any], origin: str, file: str
         if low is not None and high is not None and low > high:
             raise wrong(f"min_{what}", low, f"min_{what} = {low} is more than max_{what} = {high}: no call fits this row")
     return Rule(collective, **row, origin=origin, file=file)
-
-
-def _hint(name: str, valid: Iterable[str]) -> str:
-    known = list(valid)
-    close = nearest(name, known)
-    return (f"; did you mean {close!r}?" if close else ".") + f" Valid here: {', '.join(known)}"
