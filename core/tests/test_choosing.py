@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from manyhands.config.plugins import PluginManager
+from manyhands.config.plugins.choice import candidates, weigh
 from manyhands.errors import BackendUnavailableError, UnknownBackendError
 from manyhands.job.autobackend import _Candidate, _Card, _rank
 
@@ -26,32 +27,32 @@ def test_candidates_come_the_best_first(plugins: PluginFactory, manager: PluginM
     plugins.backend("gamma", "factory='os:getcwd', auto_priority=5, one_host=True")
     plugins.backend("delta", "factory='os:getcwd', auto_priority=9, probe=lambda: 'no GPU here'")
 
-    specs, passed_over = manager.candidates()
+    specs, passed_over = candidates(manager)
 
     assert [spec.name for spec in specs] == ["beta", "gamma", "alpha"]
     assert passed_over == [("delta", "no GPU here")]
-    assert manager.auto()[0] == "beta"
+    assert weigh(manager)[0] == "beta"
 
 
 def test_across_hosts_those_for_one_host_are_passed_over(plugins: PluginFactory, manager: PluginManager) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
     plugins.backend("beta", "factory='os:getcwd', auto_priority=5, one_host=True")
 
-    assert manager.weigh() == ("beta", [("alpha", "it can run, and beta comes before it")])
-    assert manager.weigh(one_host=False) == ("alpha", [("beta", "it is for ranks of one host")])
+    assert weigh(manager) == ("beta", [("alpha", "it can run, and beta comes before it")])
+    assert weigh(manager, one_host=False) == ("alpha", [("beta", "it is for ranks of one host")])
 
 
 def test_where_all_are_for_one_host_there_is_none_across_hosts(plugins: PluginFactory, manager: PluginManager) -> None:
     plugins.backend("beta", "factory='os:getcwd', auto_priority=5, one_host=True")
 
-    assert manager.weigh(one_host=False) == (None, [("beta", "it is for ranks of one host")])
+    assert weigh(manager, one_host=False) == (None, [("beta", "it is for ranks of one host")])
 
 
 def test_without_any_candidate_there_is_nothing_to_choose_from(plugins: PluginFactory, manager: PluginManager) -> None:
     plugins.backend("alpha")
 
     with pytest.raises(BackendUnavailableError, match="alpha: it is used only when it is asked for by name"):
-        manager.candidates()
+        candidates(manager)
 
 
 def test_without_any_backend_only_installing_one_helps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +60,14 @@ def test_without_any_backend_only_installing_one_helps(monkeypatch: pytest.Monke
     with pytest.raises(
         BackendUnavailableError, match="can run here: none is installed\ninstall one, for example with: pip install"
     ):
-        PluginManager().candidates()
+        candidates(PluginManager())
 
 
 def test_a_blocked_backend_is_not_said_to_be_missing(plugins: PluginFactory, manager: PluginManager) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1", distribution="dist-one")
     manager.switch(["no:Dist_One"])
     with pytest.raises(BackendUnavailableError) as caught:
-        manager.candidates()
+        candidates(manager)
     assert "  alpha: it is blocked by the switch 'no:Dist_One'\n" in str(caught.value)
     assert "remove a switch" in str(caught.value)
     with pytest.raises(UnknownBackendError, match="blocked by the switch 'no:Dist_One'; remove it"):

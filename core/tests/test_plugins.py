@@ -286,7 +286,7 @@ def test_a_plugin_of_this_process_cannot_take_a_name_that_is_taken(plugins: Plug
         manager.register(Observing("zeta", "alpha"), "mine")
 
     assert manager.names() == ["alpha"]
-    assert not manager.observers()
+    assert not manager.observed
     manager.switch(["no:alpha"])
     manager.register(InProcess("zeta"), "mine")
     assert manager.names() == ["zeta"]

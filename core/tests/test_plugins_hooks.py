@@ -65,12 +65,12 @@ class Algorithms:
 
 
 def test_observers_hear_of_each_operation(manager: PluginManager) -> None:
-    assert not manager.observers()
+    assert not manager.observed
     manager.notify_started(EVENT)
     observer = Observer()
     manager.register(observer, "observer")
 
-    assert manager.observers()
+    assert manager.observed
     manager.notify_started(EVENT)
     manager.notify_finished(EVENT)
     assert observer.seen == [("started", EVENT), ("finished", EVENT)]
@@ -152,7 +152,8 @@ def test_extensions_load_when_they_are_first_needed(plugins: PluginFactory, mana
     assert manager.names() == ["alpha"]
     assert module not in sys.modules
     assert [plugin.name for plugin in manager.extensions()] == ["tracer"]
-    assert manager.observers()
+    manager.load_extensions()
+    assert manager.observed
     manager.notify_started(EVENT)
     assert sys.modules[module].seen == [EVENT]
     assert backend not in sys.modules
@@ -163,8 +164,9 @@ def test_a_broken_extension_is_recorded_and_breaks_nothing(
 ) -> None:
     plugins("tracer", "raise RuntimeError('oh')", group=EXTENSION_GROUP)
 
-    assert not manager.observers()
-    assert not manager.observers()
+    manager.load_extensions()
+    manager.load_extensions()
+    assert not manager.observed
 
     assert "RuntimeError: oh" in str(manager.extension_errors()["tracer"])
     assert len(caplog.records) == 1
@@ -176,7 +178,7 @@ def test_a_blocked_extension_is_not_imported(plugins: PluginFactory, switches: S
     manager = PluginManager(switches)
 
     assert "tracer" not in [plugin.name for plugin in manager.extensions()]
-    manager.observers()
+    manager.load_extensions()
     assert module not in sys.modules
     assert "tracer" not in manager.extension_errors()
 
@@ -185,4 +187,4 @@ def test_an_extension_that_was_asked_for_must_load(plugins: PluginFactory) -> No
     plugins("tracer", "raise RuntimeError('oh')", group=EXTENSION_GROUP)
 
     with pytest.raises(PluginError, match="RuntimeError: oh"):
-        PluginManager(Switches(load=("tracer",), autoload=False)).observers()
+        PluginManager(Switches(load=("tracer",), autoload=False)).load_extensions()

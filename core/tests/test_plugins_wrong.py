@@ -13,6 +13,7 @@ from support.worlds import free_port, on_threads
 import manyhands as mh
 from manyhands.cli.doctor import _diagnose
 from manyhands.config.plugins import PluginManager, Switches
+from manyhands.config.plugins.choice import weigh
 from manyhands.errors import ApiVersionError, BackendUnavailableError, DuplicatePluginError, PluginError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def test_each_is_named_to_who_asks_and_auto_takes_the_right_one(plugins: PluginF
         manager.describe("twice")
     for name, (_, reason) in REASONS.items():
         assert manager.available(name) == reason
-    assert manager.auto()[0] == "right"
+    assert weigh(manager)[0] == "right"
 
 
 def test_doctor_says_one_sentence_of_each(

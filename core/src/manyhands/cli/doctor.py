@@ -20,6 +20,7 @@ from manyhands.common.installing import install_command
 from manyhands.common.native import why_not_native
 from manyhands.config import load
 from manyhands.config.plugins import PluginManager, get_plugin_manager
+from manyhands.config.plugins.choice import weigh
 from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP, InstalledPlugin, find_installed, install_hint
 from manyhands.config.plugins.loading import IN_PROCESS, named
 from manyhands.config.selection import make_selector
@@ -72,8 +73,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     def lacking(name: str) -> str | None:
         return reasons.get(name) or (config.lacking(name) if config.lacking is not None else None)
 
-    chosen, passed_over = manager.weigh(lacking)
-    apart, _ = manager.weigh(lacking, one_host=False)
+    chosen, passed_over = weigh(manager, lacking)
+    apart, _ = weigh(manager, lacking, one_host=False)
     diagnoses = _diagnose(manager)
     extensions = _extensions(manager)
     versions = _versions()

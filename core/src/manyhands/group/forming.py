@@ -11,6 +11,7 @@ import msgspec
 from manyhands.calls.devices.opening import open_channel
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager
+from manyhands.config.plugins.choice import candidates, weigh
 from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.backend import BackendSpec
@@ -76,7 +77,7 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
     name = meeting.backend
     spec = None if name == "auto" else setup.resolved.runnable(name)
     if spec is None:
-        setup.plugins.candidates(setup.resolved.lacking)  # without any, there is no need to meet
+        candidates(setup.plugins, setup.resolved.lacking)  # without any, there is no need to meet
     job = Job.meet(meeting, deadline)
     _log.info("rank %d met the others, %d in all, at %s", job.rank, job.world_size, show_address(meeting.address))
     try:
@@ -117,7 +118,7 @@ def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None, 
     name = setup.resolved.settings.backend
     is_named = name != "auto"
     if not is_named:
-        name = setup.plugins.weigh(setup.resolved.lacking)[0] or _NO_BACKEND
+        name = weigh(setup.plugins, setup.resolved.lacking)[0] or _NO_BACKEND
     spec = None if name == _NO_BACKEND else setup.plugins.describe(name)
     is_made = spec is not None and (_moves_alone(spec) or (is_named and spec.launcher is None))
     if is_made or (spec is not None and is_named):

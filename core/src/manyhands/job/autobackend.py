@@ -15,6 +15,7 @@ import msgspec
 from manyhands.common.installing import install_command
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager
+from manyhands.config.plugins.choice import candidates
 from manyhands.contract.backend import BackendSpec
 from manyhands.contract.cards import write_card
 from manyhands.contract.deadline import Deadline
@@ -53,7 +54,7 @@ def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: D
     CommError
         The job ended meanwhile.
     """
-    specs, _ = plugins.candidates(resolved.lacking)
+    specs, _ = candidates(plugins, resolved.lacking)
     own = _Card(_system(), [_Candidate(spec.name, spec.auto_priority or 0, spec.one_host) for spec in specs])
     answers = job.control.exchange("the choice of a backend", write_card(own), deadline)[0]
     names, reasons = _rank(job.read_cards(answers, _Card, "the choice of a backend"))

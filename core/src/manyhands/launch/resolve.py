@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.config import load
 from manyhands.config.plugins import get_plugin_manager
+from manyhands.config.plugins.choice import candidates
 from manyhands.config.plugins.loading import IN_PROCESS
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
     settings = resolved.settings
     name = settings.backend
     if name == "auto":
-        name, _ = manager.auto(resolved.lacking)
+        name = candidates(manager, resolved.lacking)[0][0].name
     else:
         resolved.runnable(name)
     config_of_backend = resolved.backend_config(name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from manyhands.config import Resolved, load
 from manyhands.config.plugins import PluginManager, get_plugin_manager
+from manyhands.config.plugins.choice import weigh
 from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.backend import BackendSpec
@@ -55,5 +56,5 @@ def configured() -> Configured:
 def _backend(resolved: Resolved, plugins: PluginManager) -> BackendSpec | None:
     """Return the backend whose table counts: that of the configuration, or what ``auto`` would take on one host."""
     name = resolved.settings.backend
-    chosen = plugins.weigh(resolved.lacking)[0] if name == "auto" else name
+    chosen = weigh(plugins, resolved.lacking)[0] if name == "auto" else name
     return None if chosen is None else plugins.describe(chosen)

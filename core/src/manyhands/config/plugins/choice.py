@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,105 +9,80 @@ from manyhands.config.plugins.installed import install_hint
 from manyhands.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
-    from manyhands.config.plugins.loading import Description
+    from manyhands.config.plugins.manager import PluginManager
     from manyhands.contract.backend import BackendSpec
 
-__all__ = ["Choice"]
+__all__ = ["candidates", "weigh"]
 
 Lacking = Callable[[str], str | None]
 """Says of a backend what it cannot do without, and has not; None where nothing is missing."""
 
 
-class Choice(ABC):
-    """Chooses among the backends that there are."""
+def candidates(manager: PluginManager, lacking: Lacking | None = None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
+    """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not.
 
-    @abstractmethod
-    def describe_all(self) -> list[Description]:
-        """Describe every backend that counts, each name once; one that cannot be described is recorded with its error."""
+    The highest `BackendSpec.auto_priority` comes first; names decide between equals.
 
-    @abstractmethod
-    def available(self, name: str) -> str | None:
-        """Return None when the backend ``name`` can run here, else the reason in words."""
+    Parameters
+    ----------
+    manager
+        Who knows the backends.
+    lacking
+        Says of a backend what its configuration lacks, None where nothing: `Resolved.lacking`.
 
-    @abstractmethod
-    def why_left_out(self) -> list[tuple[str, str]]:
-        """Return the backends that are installed and do not count, each with the reason."""
+    Raises
+    ------
+    BackendUnavailableError
+        There is none; the message says why for each.
+    """
+    specs, passed_over = _candidates(manager, lacking)
+    if not specs:
+        passed_over = sorted([*passed_over, *manager.why_left_out()])
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
+        installed = dict(passed_over)
+        what = ["name one of them as the backend"] if passed_over else []
+        if any("switch 'no:" in reason for reason in installed.values()):
+            what.append("remove a switch")
+        if lacking_hint := next((name for name in ("tcp", "shm") if name not in installed), None):
+            what.append(f"install one, for example with: {install_hint(lacking_hint)}")
+        raise BackendUnavailableError(f"'auto' finds no backend that can run here:{reasons}\n{', or '.join(what)}")
+    return specs, passed_over
 
-    def auto(self, lacking: Lacking | None = None) -> tuple[str, list[tuple[str, str]]]:
-        """Return the backend that ``"auto"`` takes for ranks of one host, and each other one with the reason why it was passed over.
 
-        The highest `BackendSpec.auto_priority` wins among the backends that can run; names decide between equals.
+def weigh(
+    manager: PluginManager, lacking: Lacking | None = None, *, one_host: bool = True
+) -> tuple[str | None, list[tuple[str, str]]]:
+    """Return the backend that ``"auto"`` takes, None if there is none, and each other one with the reason why it was passed over.
 
-        Parameters
-        ----------
-        lacking
-            As for `candidates`.
+    Parameters
+    ----------
+    manager, lacking
+        As for `candidates`.
+    one_host
+        Whether all ranks are on one host; ``False`` passes over the backends that need it.
+    """
+    specs, passed_over = _candidates(manager, lacking)
+    if not one_host:
+        passed_over += [(spec.name, "it is for ranks of one host") for spec in specs if spec.one_host]
+        specs = [spec for spec in specs if not spec.one_host]
+    return (specs[0].name if specs else None), _with_the_others(specs, passed_over)
 
-        Raises
-        ------
-        BackendUnavailableError
-            No backend can be chosen; the message says why for each.
-        """
-        specs, passed_over = self.candidates(lacking)
-        return specs[0].name, _with_the_others(specs, passed_over)
 
-    def candidates(self, lacking: Lacking | None = None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
-        """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not.
-
-        Parameters
-        ----------
-        lacking
-            Says of a backend what its configuration lacks, None where nothing: `Resolved.lacking`.
-
-        Raises
-        ------
-        BackendUnavailableError
-            There is none; the message says why for each.
-        """
-        specs, passed_over = self._candidates(lacking)
-        if not specs:
-            passed_over = sorted([*passed_over, *self.why_left_out()])
-            reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
-            installed = dict(passed_over)
-            what = ["name one of them as the backend"] if passed_over else []
-            if any("switch 'no:" in reason for reason in installed.values()):
-                what.append("remove a switch")
-            if lacking_hint := next((name for name in ("tcp", "shm") if name not in installed), None):
-                what.append(f"install one, for example with: {install_hint(lacking_hint)}")
-            raise BackendUnavailableError(f"'auto' finds no backend that can run here:{reasons}\n{', or '.join(what)}")
-        return specs, passed_over
-
-    def weigh(self, lacking: Lacking | None = None, *, one_host: bool = True) -> tuple[str | None, list[tuple[str, str]]]:
-        """Return what `auto` returns, with None in place of a backend when none can be chosen.
-
-        Parameters
-        ----------
-        lacking
-            As for `candidates`.
-        one_host
-            Whether all ranks are on one host; ``False`` passes over the backends that need it.
-        """
-        specs, passed_over = self._candidates(lacking)
-        if not one_host:
-            passed_over += [(spec.name, "it is for ranks of one host") for spec in specs if spec.one_host]
-            specs = [spec for spec in specs if not spec.one_host]
-        return (specs[0].name if specs else None), _with_the_others(specs, passed_over)
-
-    def _candidates(self, lacking: Lacking | None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
-        """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not."""
-        candidates: list[BackendSpec] = []
-        passed_over: list[tuple[str, str]] = []
-        for description in self.describe_all():
-            name, spec = description.plugin.name, description.spec
-            if spec is None:
-                passed_over.append((name, str(description.error)))
-            elif spec.auto_priority is None:
-                passed_over.append((name, "it is used only when it is asked for by name"))
-            elif (reason := self.available(name)) is not None or (lacking and (reason := lacking(name))):
-                passed_over.append((name, reason))
-            else:
-                candidates.append(spec)
-        return sorted(candidates, key=lambda spec: (-(spec.auto_priority or 0), spec.name)), sorted(passed_over)
+def _candidates(manager: PluginManager, lacking: Lacking | None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
+    """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not."""
+    candidates: list[BackendSpec] = []
+    passed_over: list[tuple[str, str]] = []
+    for description in manager.describe_all():
+        name, spec = description.plugin.name, description.spec
+        if spec is None:
+            passed_over.append((name, str(description.error)))
+        elif spec.auto_priority is None:
+            passed_over.append((name, "it is used only when it is asked for by name"))
+        elif (reason := manager.available(name)) is not None or (lacking and (reason := lacking(name))):
+            passed_over.append((name, reason))
+        else:
+            candidates.append(spec)
+    return sorted(candidates, key=lambda spec: (-(spec.auto_priority or 0), spec.name)), sorted(passed_over)
 
 
 def _with_the_others(specs: list[BackendSpec], passed_over: list[tuple[str, str]]) -> list[tuple[str, str]]:

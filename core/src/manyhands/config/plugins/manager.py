@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pluggy
 
 from manyhands.common.bounded import Stuck, bounded
-from manyhands.config.plugins.choice import Choice
 from manyhands.config.plugins.installed import (
     BACKEND_GROUP,
     EXTENSION_GROUP,
@@ -55,7 +54,7 @@ _STARTED: Final[str] = "manyhands_collective_started"
 _FINISHED: Final[str] = "manyhands_collective_finished"
 
 
-class PluginManager(Choice):
+class PluginManager:
     """Finds plugins, imports no more of them than it must, and calls their hooks.
 
     Safe to use from several threads.
@@ -362,11 +361,6 @@ class PluginManager(Choice):
                 f"{request.backend!r}, and neither a function nor None"
             )
         return native
-
-    def observers(self) -> bool:
-        """Tell whether anybody observes; cheap, so that a group may ask before it makes an event."""
-        self.load_extensions()
-        return self.observed
 
     def notify_started(self, event: OperationEvent) -> None:
         """Tell every observer that an operation starts; an observer that raises is logged once and breaks nothing."""
