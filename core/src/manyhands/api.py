@@ -51,6 +51,7 @@ from manyhands.errors import (
 
 if TYPE_CHECKING:
     from manyhands.calls.work import Work
+    from manyhands.common.tracebacks import shorten as shorten_traceback
     from manyhands.config.plugins import describe_backend
     from manyhands.contract.cards import read_cards, write_card
     from manyhands.contract.config import BackendConfig
@@ -173,6 +174,7 @@ __all__ = [
     "program_frame",
     "read_cards",
     "screens",
+    "shorten_traceback",
     "show_ranks",
     "to_perfetto",
     "write_card",
@@ -208,6 +210,7 @@ _HOMES = {
     **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
     "OutputStream": "manyhands.launch.output:Stream",
     "screens": "manyhands.launch.output",
+    "shorten_traceback": "manyhands.common.tracebacks:shorten",
     "init": "manyhands.group.init",
     **dict.fromkeys(
         ("OPERATIONS", "CallEvent", "MarkEvent", "MessageEvent", "Recording", "many", "show_ranks"), "manyhands.timeline.events"

@@ -1,7 +1,7 @@
 """How a rank tells its launcher what ended it: a small JSON file, named by ``MANYHANDS_ERROR_FILE``.
 
 What all ranks would say alike is then said once, by the launcher: a rank itself shows where it was. Tracebacks leave out the frames inside
-manyhands, unless ``MANYHANDS_TRACEBACK`` is ``full`` or the error is a bug of manyhands.
+manyhands; see `manyhands.common.tracebacks`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.common.checks import UNREADABLE, safe_str
-from manyhands.common.lines import OURS, STANDARD, kind_of
+from manyhands.common.tracebacks import place_of, shorten
 from manyhands.common.variables import Variable, has_whole_tracebacks
 from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
 from manyhands.launchers import is_of_another
@@ -37,15 +37,11 @@ __all__ = [
     "mark_gone",
     "read",
     "read_place",
-    "shown_path",
 ]
 
 _ELASTIC = "elastic"
 _GONE = "gone-"
 _LONGEST_TRACEBACK = 1 << 16
-_HELPERS = frozenset(
-    "annotated_types cupy mpi4py msgspec numpy pluggy pydantic pydantic_core torch typing_extensions typing_inspection".split()
-)
 _DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _BUG = f"{InternalError.__module__}.{InternalError.__qualname__}"
 
@@ -211,7 +207,7 @@ def read_place(path: Path) -> str:
     # A program may have gone on after the signals before.
     last = text.rpartition("most recent call first")[2]
     frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _DUMPED.findall(last)]
-    return _place(traceback.StackSummary.from_list(frames[::-1]))
+    return place_of(traceback.StackSummary.from_list(frames[::-1]))
 
 
 def mark_elastic() -> None:
@@ -274,17 +270,12 @@ def _record(rank: int, kind: type[BaseException], error: BaseException, trace: T
     own = rank if not isinstance(error, CommError) or error.rank is None else error.rank
     told = isinstance(error, AbortedError) or (isinstance(error, CommError) and error.peer not in {None, own})
     story = traceback.TracebackException(kind, error, trace)
-    where = _place(story.stack)
-    is_short = _is_ours(error) and not has_whole_tracebacks() and _leave_users_part(story)
+    where = place_of(story.stack)
+    is_short = shorten(story, error)
     text = "".join(story.format())
     return ErrorRecord(
         rank, name, safe_str(error), text[-_LONGEST_TRACEBACK:], time.time(), told, where, is_short, time.monotonic()
     )
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Tell whether an error says all there is to say, wherever in manyhands it was raised."""
-    return isinstance(error, ManyHandsError | KeyboardInterrupt) and not isinstance(error, InternalError)
 
 
 def _brief(record: ErrorRecord, error: BaseException) -> str | None:
@@ -300,52 +291,6 @@ def _brief(record: ErrorRecord, error: BaseException) -> str | None:
         return f"{record.type} {record.where}: manyhands run says why, in the end\n{notes}"
     above, found, _ = record.traceback.rpartition(f"{record.type}: {record.message}")
     return f"{above}{record.type}: manyhands run says it once for all ranks, in the end\n{notes}" if found else None
-
-
-def _leave_users_part(story: traceback.TracebackException) -> bool:
-    """Take the frames inside manyhands out of a traceback, and out of those that led to it; tell whether there were any."""
-    earlier = [each for each in (story.__cause__, story.__context__) if each is not None]
-    found = [_leave_users_part(each) for each in earlier]
-    kept = [frame for frame, is_inside in _inside(story.stack) if not is_inside]
-    if not kept or len(kept) == len(story.stack):
-        return any(found)
-    story.stack = traceback.StackSummary.from_list(kept)
-    return True
-
-
-def _place(stack: traceback.StackSummary) -> str:
-    """Say where the program was."""
-    frames = list(_inside(stack))
-    kinds = [OURS if is_inside else kind_of(frame.filename) for frame, is_inside in frames]
-    kind = min(kinds, default=OURS)
-    if kind == OURS:
-        return ""
-    at = len(kinds) - 1 - kinds[::-1].index(kind)
-    last, inner = frames[at][0], [frame.name for frame, is_inside in frames[at + 1 :] if is_inside]
-    call = "" if not inner else "importing manyhands " if inner[0] == "__getattr__" else f"in {inner[0]} "
-    return f"{call}at {shown_path(last.filename)}:{last.lineno}"
-
-
-def shown_path(path: str) -> str:
-    """Return a path as people read it best: relative where it lies in the working directory."""
-    with contextlib.suppress(OSError, ValueError):  # somebody may have removed that; or it lies elsewhere
-        return str(Path(path).relative_to(Path.cwd()))
-    return path
-
-
-def _inside(stack: traceback.StackSummary) -> Iterator[tuple[traceback.FrameSummary, bool]]:
-    """Yield each frame, and whether it is manyhands' own, or one of the standard library or NumPy that manyhands called."""
-    is_inside = False
-    for frame in stack:
-        kind = kind_of(frame.filename)
-        is_inside = kind == OURS or (is_inside and (kind == STANDARD or _is_of_helper(frame.filename)))
-        yield frame, is_inside
-
-
-def _is_of_helper(path: str) -> bool:
-    """Tell by its name alone whether a file is of a package that manyhands calls: one whose import was interrupted is in no `sys.modules`."""
-    _, found, rest = path.rpartition(f"-packages{os.sep}")
-    return bool(found) and rest.partition(os.sep)[0].removesuffix(".py") in _HELPERS
 
 
 def _write(path: Path, record: ErrorRecord) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.job.error_file import shown_path
+from manyhands.common.tracebacks import shown_path
 
 if TYPE_CHECKING:
     from manyhands.job.error_file import ErrorRecord

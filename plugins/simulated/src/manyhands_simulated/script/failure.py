@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import traceback
-from pathlib import Path
-from types import TracebackType
 
-import manyhands.api
-from manyhands.api import CommError, InternalError, ManyHandsError, has_whole_tracebacks, show_ranks
+from manyhands.api import CommError, has_whole_tracebacks, shorten_traceback, show_ranks
 from manyhands_simulated.running import Run
 
 __all__ = ["conclude"]
 
 _KILLED = 128 + signal.SIGKILL
-_OURS = tuple(str(folder) + os.sep for folder in (Path(str(manyhands.api.__file__)).parent, Path(__file__).parent.parent))
-"""The folders of our own modules."""
 
 
 def conclude(run: Run[bool], file: str) -> tuple[int, str]:
@@ -67,34 +61,17 @@ def _words(error: BaseException, file: str) -> str:
     """Return what the interpreter would print for an error that nobody caught, without what is not the user's."""
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int) else f"{error.code}\n"
+    story = traceback.TracebackException.from_exception(error)
     if not has_whole_tracebacks():
-        _leave_users_part(error, file, set())
-    return "".join(traceback.format_exception(error))
+        _leave_out_the_launcher(story, error, file)
+    shorten_traceback(story, error)
+    return "".join(story.format())
 
 
-def _leave_users_part(error: BaseException, file: str, seen: set[int]) -> None:
-    """Take our own calls out of the traceback of an error, and of those that led to it.
-
-    An error of ours says all there is to say. Any other one may come out of our calls by a mistake of ours, and these are kept, except
-    for those around the program.
-    """
-    seen.add(id(error))
-    calls: list[TracebackType] = []
-    call = error.__traceback__
-    while call is not None:
-        calls.append(call)
-        call = call.tb_next
-    files = [call.tb_frame.f_code.co_filename for call in calls]
-    theirs = [each == file or not each.startswith((*_OURS, "<frozen ")) for each in files]
-    if isinstance(error, ManyHandsError) and not isinstance(error, InternalError):
-        kept = [call for call, is_theirs in zip(calls, theirs, strict=True) if is_theirs]
-    else:
-        # What comes before the program, such as a file that is no Python, has no calls of theirs.
-        kept = calls[theirs.index(True) :] if True in theirs else [] if isinstance(error, ImportError | SyntaxError) else calls
-    trace: TracebackType | None = None
-    for call in reversed(kept):
-        trace = TracebackType(trace, call.tb_frame, call.tb_lasti, call.tb_lineno)
-    error.__traceback__ = trace
-    for earlier in (error.__cause__, error.__context__):
-        if earlier is not None and id(earlier) not in seen:
-            _leave_users_part(earlier, file, seen)
+def _leave_out_the_launcher(story: traceback.TracebackException, error: BaseException, file: str) -> None:
+    """Take the frames that lead to the program out of a traceback."""
+    files = [frame.filename for frame in story.stack]
+    if file in files:
+        del story.stack[: files.index(file)]
+    elif isinstance(error, ImportError | SyntaxError):  # there is no program yet, as in a file that is no Python
+        story.stack.clear()
