@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from manyhands.group.sealing import Sealer
     from manyhands.job.threads import ThreadWorld, current_rank, current_runtime, current_world, inherit_rank
     from manyhands.launch.guard import Guard, guarded
+    from manyhands.launch.output import Screen, screens
     from manyhands.launch.output import Stream as OutputStream
-    from manyhands.launch.output import screens
     from manyhands.runtime.idle import current_frames
     from manyhands.schedule.algorithms.registry import Algorithm
     from manyhands.schedule.simulation.jitter import Jitter, JitterSource
@@ -143,6 +143,7 @@ __all__ = [
     "RendezvousError",
     "Runtime",
     "Schedule",
+    "Screen",
     "Seal",
     "Sealer",
     "Send",
@@ -209,7 +210,7 @@ _HOMES = {
     "describe_backend": "manyhands.config.plugins",
     **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
     "OutputStream": "manyhands.launch.output:Stream",
-    "screens": "manyhands.launch.output",
+    **dict.fromkeys(("Screen", "screens"), "manyhands.launch.output"),
     "shorten_traceback": "manyhands.common.tracebacks:shorten",
     "init": "manyhands.group.init",
     **dict.fromkeys(

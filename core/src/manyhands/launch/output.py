@@ -48,7 +48,15 @@ class Screen:
         """Whether a part of what was written last is missing."""
 
     def write(self, fd: int, data: bytes) -> None:
-        """Write all of ``data``, waiting for a slow reader as long as `wait` goes on."""
+        """Write all of ``data``, waiting for a slow reader as long as `wait` goes on.
+
+        Parameters
+        ----------
+        fd
+            The file.
+        data
+            The bytes.
+        """
         view = memoryview(b"\n" + data if self._is_cut else data)
         while view and not self.broken:
             # Never more than a ready pipe takes at once: a write that blocked would be deaf to signals.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TextIO
+
+from manyhands.api import OutputStream, Screen
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -14,11 +17,36 @@ if TYPE_CHECKING:
 __all__ = ["RankLines", "text_stream"]
 
 
+class _Screen(Screen):
+    """An output of this process, which may be anything that stands for one, such as pytest's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, fd: int, data: bytes) -> None:
+        stream = self._stream
+        buffer = getattr(stream, "buffer", None)
+        try:
+            if buffer is None:
+                stream.write(data.decode(errors="replace"))
+            else:
+                buffer.write(data)
+            stream.flush()
+        except BrokenPipeError:
+            self.broken = True
+            # What the process's own stream still holds can go nowhere, and must not fail again when the process ends.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            raise
+
+
 class RankLines(io.BufferedIOBase):
     """Where the streams of all ranks end, for one of the two outputs of the process.
 
-    A line is written when it is complete, ended by a newline or, as progress bars do, by a carriage return. It belongs to the rank that runs,
-    not to the one that made the stream: a logging handler that all ranks share tells who wrote.
+    Lines are brought together as `manyhands run` does for processes. A line belongs to the rank that runs, not to the one that made the stream: a
+    logging handler that all ranks share tells who wrote.
 
     Parameters
     ----------
@@ -30,39 +58,40 @@ class RankLines(io.BufferedIOBase):
         Tells which rank runs; None for none, whose words pass unchanged.
     silent
         Ranks of which nothing is written any more.
-
-    Attributes
-    ----------
-    is_broken
-        Whether nobody reads ``stream`` any more.
     """
 
     def __init__(self, stream: TextIO, digits: int, writer: Callable[[], int | None], silent: Collection[int]) -> None:
         self.name: str = getattr(stream, "name", "")
-        self.is_broken: bool = False
         self._stream = stream
+        self._screen = _Screen(stream)
         self._digits = digits
         self._writer = writer
         self._silent = silent
-        self._held: dict[int, bytes] = {}
-        self._returned: set[int] = set()
-        """Ranks whose last line ended with a carriage return: a newline that comes next belongs to it."""
+        self._ranks: dict[int, OutputStream] = {}
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nobody reads ``stream`` any more."""
+        return self._screen.broken
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Take what a rank writes; keep what is no whole line yet."""
         text = bytes(data)
         rank = self._writer()
         if rank is None:
-            self._emit(text)
+            self._screen.write(-1, text)
         elif rank not in self._silent:
-            self._take(rank, text)
+            if rank not in self._ranks:
+                prefix = f"[{rank:>{self._digits}}] ".encode() if self._digits else b""
+                self._ranks[rank] = OutputStream(self._screen, -1, prefix, math.inf)
+            self._ranks[rank].feed(text)
         return len(text)
 
     def finish(self) -> None:
         """Write what the rank that runs did not end with a line."""
         rank = self._writer()
-        if rank in self._held and rank not in self._silent:
-            self._emit(self._prefix(rank) + self._held.pop(rank) + (b"\n" if self._digits else b""))
+        if rank in self._ranks and rank not in self._silent:
+            self._ranks.pop(rank).close()
 
     def writable(self) -> bool:
         """As for any file."""
@@ -78,41 +107,6 @@ class RankLines(io.BufferedIOBase):
 
     def close(self) -> None:
         """Nothing: other ranks write here, too."""
-
-    def _take(self, rank: int, text: bytes) -> None:
-        if rank in self._returned and text:
-            self._returned.discard(rank)
-            if text.startswith(b"\n"):
-                self._emit(b"\n")
-                text = text[1:]
-        *lines, rest = (self._held.pop(rank, b"") + text + b"\0").splitlines(keepends=True)
-        if len(rest) > 1:
-            self._held[rank] = rest[:-1]
-        if lines:
-            prefix = self._prefix(rank)
-            self._emit(prefix + prefix.join(lines))
-            if lines[-1].endswith(b"\r"):
-                self._returned.add(rank)
-
-    def _prefix(self, rank: int) -> bytes:
-        return f"[{rank:>{self._digits}}] ".encode() if self._digits else b""
-
-    def _emit(self, text: bytes) -> None:
-        stream = self._stream
-        buffer = getattr(stream, "buffer", None)
-        try:
-            if buffer is None:
-                stream.write(text.decode(errors="replace"))
-            else:
-                buffer.write(text)
-            stream.flush()
-        except BrokenPipeError:
-            self.is_broken = True
-            # What the process's own stream still holds can go nowhere, and must not fail again when the process ends.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
-            raise
 
 
 def text_stream(lines: RankLines, like: TextIO) -> TextIO:
