@@ -19,7 +19,8 @@ from manyhands.common.variables import Variable, of_setting
 from manyhands.errors import UsageError
 from manyhands.job import error_file
 from manyhands.launch.child import Child
-from manyhands.launch.failure import MISTAKES, exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
+from manyhands.launch.elastic import Elastic
+from manyhands.launch.failure import exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
 from manyhands.launch.groups import (
     Left,
@@ -128,12 +129,9 @@ class _Launcher:
         self._told_to_end: signal.Signals | None = None
         """What ended the job from outside."""
         self._cleanup = contextlib.ExitStack()
-        self._begun = False
-        """Whether the ranks of an elastic job have come together."""
+        self._elastic = Elastic(job, guard.folder, self._children) if job.is_elastic else None
         self._left: dict[Child, set[Left]] = {}
         """What ranks that have ended well have left running, as it was seen last. They are released when nothing is left."""
-        self._restarts = job.max_restarts or 0
-        """How many failures are still made good."""
 
     def __enter__(self) -> Self:
         self._cleanup.enter_context(self._selector)
@@ -164,7 +162,8 @@ class _Launcher:
         """Start all ranks, and the spares of an elastic job."""
         job = self._job
         self._meeting, self._environ = meeting, environ
-        self._enroll(job.ranks + job.spares)
+        if self._elastic is not None:
+            self._elastic.enroll(job.ranks + job.spares)
         for local_rank in range(job.ranks + job.spares):
             try:
                 self._begin(local_rank, is_newcomer=local_rank >= job.ranks)
@@ -182,10 +181,7 @@ class _Launcher:
         job, meeting = self._job, self._meeting
         rank = job.node_rank * job.ranks + local_rank
         path = self._guard.folder / f"rank-{len(self._children)}.json"
-        elastic = {}
-        if job.is_elastic:
-            self._mark(rank).unlink(missing_ok=True)
-            elastic = {str(Variable.ELASTIC): str(self._guard.folder)} | ({str(Variable.NEWCOMER): "1"} if is_newcomer else {})
+        elastic = {} if self._elastic is None else self._elastic.variables(rank, is_newcomer=is_newcomer)
         variables = meeting.variables(job, local_rank, self._environ, elastic) | {Variable.ERROR_FILE: str(path)}
         holds = meeting.listener is not None and (rank == 0 or job.is_elastic)
         handed_over = (meeting.listener.fileno(),) if holds and meeting.listener is not None else ()
@@ -445,94 +441,45 @@ class _Launcher:
                     error_file.mark_gone(child.error_file, child.rank, child.failure().how)
         if ended:
             self._look_at_what_is_left()
-        members: list[Child] = []
-        if ended and self._job.is_elastic:
-            self._has_begun()
-            members = [child for child in ended if self._may_be_member(child)]
-            for child in ended:
-                self._mark(child.rank).unlink(missing_ok=True)
+        elastic = self._elastic
+        members = [] if elastic is None or not ended else elastic.take_leave(ended)
         for child in ended:
-            was_member = child in members
             if (
                 child.process.returncode != 0
                 and not child.signalled
                 and not self._to_send
-                and not self._survives(child, was_member=was_member)
+                and not self._survives(child, was_member=child in members)
             ):
-                now = time.monotonic()
-                self._to_send.extend([(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _END_S, signal.SIGKILL)])
-        if ended and self._job.is_elastic:
-            self._enroll(len(self._running()))
-            self._end_the_needless()
+                self._end_soon([], _GRACE_S)
+        if ended and elastic is not None:
+            elastic.enroll(len(self._running()))
+            if not self._to_send and (needless := elastic.needless()):
+                self._end_soon(needless, 0.0)
             self._reap()  # who starts a rank may hear of others that have ended
         self._tell_of_the_stopped()
 
-    def _survives(self, failed: Child, *, was_member: bool) -> bool:
-        """Tell whether the others go on without a rank that has failed; start another one in its place, where that is to be.
+    def _end_soon(self, needless: Sequence[Child], grace_s: float) -> None:
+        """Let all ranks end that still run after a while."""
+        for child in needless:
+            child.needless = True
+        at = time.monotonic() + grace_s
+        self._to_send.extend([(at, signal.SIGTERM), (at + _END_S, signal.SIGKILL)])
 
-        Where the job has several hosts, one that never came in is not replaced: it may be that the others have ended.
-        """
-        if not self._job.is_elastic:
+    def _survives(self, failed: Child, *, was_member: bool) -> bool:
+        """Return whether the others continue without a rank that has failed; start another one in its place, if that is to be."""
+        if self._elastic is None:
             return self._job.keep_going
-        if not self._has_begun() or not self._has_members():
+        if not self._elastic.continues():
             return False
         failed.made_good = not was_member
-        failure = failed.failure()
-        is_mistake = failure.record is not None and failure.record.type in MISTAKES
-        if self._restarts and not is_mistake and not self._is_ending() and (self._job.nodes == 1 or was_member):
-            self._restarts -= 1
-            how = failure.how
-            count = (self._job.max_restarts or 0) - self._restarts
-            self._say(
-                f"manyhands run: rank {failed.rank} failed ({how}), and another one comes in its place: restart {count} of {self._job.max_restarts}\n"
-            )
+        if restart := self._elastic.restart(failed, was_member=was_member):
+            self._say(restart)
             try:
                 self._begin(failed.rank - self._job.local_ranks[0], is_newcomer=True)
                 failed.made_good = True
             except OSError as error:
                 self._say(f"manyhands run: it could not be started: {error}\n")
         return True
-
-    # An elastic job
-
-    def _enroll(self, running: int) -> None:
-        """Tell the ranks of an elastic job how many there are."""
-        job = self._job
-        if job.is_elastic:
-            from manyhands.control.joiners import Roster  # other jobs need none of it
-
-            with contextlib.suppress(OSError):  # a full disk is no reason to end the job: the ranks wait a while for nothing
-                Roster(running, job.min_ranks or 1, job.most, job.nodes).write(self._guard.folder)
-
-    def _mark(self, rank: int) -> Path:
-        return self._guard.folder / f"member-{rank}"
-
-    def _has_begun(self) -> bool:
-        """Tell whether the ranks have come together: then one of them, alive or dead, has said so."""
-        self._begun = self._begun or any(self._mark(rank).exists() for rank in range(self._job.most))
-        return self._begun
-
-    def _may_be_member(self, child: Child) -> bool:
-        """Tell whether a rank is in a job that has begun, or about to say so."""
-        return not child.is_newcomer or self._mark(child.rank).exists()
-
-    def _is_ending(self) -> bool:
-        """Tell whether a rank has ended well, as all are about to, those of other hosts as well."""
-        return any(child.process.returncode == 0 for child in self._children)
-
-    def _has_members(self) -> bool:
-        """Tell whether ranks live who could let others in; those of other hosts are not known here."""
-        return (self._job.nodes > 1 and not self._is_ending()) or any(map(self._may_be_member, self._running()))
-
-    def _end_the_needless(self) -> None:
-        """End those that wait for others to let them in, where nobody is left who could."""
-        running = self._running()
-        if self._has_begun() and not self._to_send and not self._has_members():
-            for child in running:
-                child.needless = True
-            if running:
-                now = time.monotonic()
-                self._to_send.extend([(now, signal.SIGTERM), (now + _END_S, signal.SIGKILL)])
 
     def _tell_of_the_stopped(self) -> None:
         """Say which ranks stand still where no others are left: nobody ends them, and nothing else tells why the job does not end."""
