@@ -505,7 +505,7 @@ def test_a_plot_has_a_line_for_each_backend() -> None:
         (["reduce", "--op", "mean", "--dtype", "int32"], DTypeError, "convert first"),
         (["pingpong", "-n", "1"], UsageError, "-n 1: pingpong need at least two ranks; give -n 2 or more"),
         (["--iterations", "0"], UsageError, "--iterations 0: expected at least 1"),
-        (["--warmup", "-1"], UsageError, "--warmup -1: expected 0 or more"),
+        (["--warmup", "-1"], UsageError, "--warmup -1: expected at least 0"),
         (["--timeout", "0"], UsageError, "--timeout 0: expected a positive number"),
         (["--json", "no/folder.json"], UsageError, "--json no/folder.json cannot be written: there is no folder no"),
         (["--plot", "p.gif"], UsageError, "--plot p.gif: the name ends with '.gif'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,19 +77,21 @@ def test_the_head_says_where_no_processor_is_idle(spare: int, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"ranks": 0}, InvalidWorldSizeError, "-n 0: a job has at least one rank"),
-        ({"iterations": 0}, UsageError, "--iterations 0: expected at least 1"),
-        ({"budget_s": 0.0}, UsageError, "--budget 0: expected a positive number"),
-        ({"timeout_s": float("nan")}, UsageError, "--timeout nan: expected a positive number"),
-        ({"size": "12q"}, UsageError, "'12q' is no number of bytes"),
-        ({"dtype": "float12"}, DTypeError, "there is no dtype 'float12'"),
-        ({"config": "none.toml"}, ConfigError, "none.toml: there is no such file"),
-        ({"json_file": "no/folder.json"}, UsageError, "--json no/folder.json cannot be written"),
-        ({"backends": "tpc"}, UnknownBackendError, "tpc"),
-        ({"backends": "tcp,tcp"}, UsageError, "tcp is there twice"),
-        ({"backends": "tcp+raw"}, UsageError, r"no other library behind tcp; \+raw is for gloo, mpi"),
+        (["-n", "0"], InvalidWorldSizeError, "-n 0: a job has at least one rank"),
+        (["--iterations", "0"], UsageError, "--iterations 0: expected at least 1"),
+        (["--budget", "0"], UsageError, "--budget 0: expected a positive number"),
+        (["--timeout", "nan"], UsageError, "--timeout nan: expected a positive number"),
+        (["--bytes", "12q"], UsageError, "'12q' is no number of bytes"),
+        (["--dtype", "float12"], DTypeError, "there is no dtype 'float12'"),
+        (["--config", "none.toml"], ConfigError, "none.toml: there is no such file"),
+        (["--json", "no/folder.json"], UsageError, "--json no/folder.json cannot be written"),
+        (["--backends", "tpc"], UnknownBackendError, "tpc"),
+        (["--backends", "tcp,tcp"], UsageError, "tcp is there twice"),
+        (["--backends", "tcp+raw"], UsageError, r"no other library behind tcp; \+raw is for gloo, mpi"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_words(options: dict[str, object], error: type[Exception], message: str) -> None:
+def test_what_cannot_be_measured_is_refused_in_words(options: list[str], error: type[Exception], message: str) -> None:
+    app = typer.Typer()
+    app.command()(bench_overlap)
     with pytest.raises(error, match=message):
-        bench_overlap(**options)  # type: ignore[arg-type]
+        typer.main.get_command(app).main(options, standalone_mode=False)

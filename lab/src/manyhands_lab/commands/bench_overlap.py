@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 import msgspec
 import typer
 
-from manyhands.cli.console import RANKS
-from manyhands.errors import ConfigError, InvalidWorldSizeError, UsageError
+from manyhands_lab.commands.options import Config, JsonFile, Ranks, Timeout, at_least, seconds
 
 if TYPE_CHECKING:
     from manyhands_lab.bench.plan import Plan, Record
@@ -25,7 +23,7 @@ _ROW: Final[str] = "{:>6}  {:<14}{:>10}{:>10}{:>10}{:>9}"
 
 
 def bench_overlap(
-    ranks: Annotated[int, typer.Option(*RANKS, help="How many ranks to start on this host.")] = 2,
+    ranks: Ranks = 2,
     backends: Annotated[
         str | None,
         typer.Option(
@@ -39,45 +37,19 @@ def bench_overlap(
     ] = None,
     size: Annotated[str, typer.Option("--bytes", help="The size of the call.")] = "64MiB",
     dtype: Annotated[str, typer.Option(help="The dtype of the arrays.")] = "float32",
-    iterations: Annotated[int, typer.Option(help="How often each time is measured.")] = 7,
-    budget_s: Annotated[float, typer.Option("--budget", help="Seconds after which no further kind of work is begun.")] = 120.0,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds after which a call has failed.")] = 20.0,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - for standard output.", show_default=False),
-    ] = None,
-    config: Annotated[str | None, typer.Option(help="The configuration file.", metavar="FILE", show_default=False)] = None,
+    iterations: Annotated[int, typer.Option(callback=at_least(1), help="How often each time is measured.")] = 7,
+    budget_s: Annotated[
+        float, typer.Option("--budget", callback=seconds, help="Seconds after which no further kind of work is begun.")
+    ] = 120.0,
+    timeout_s: Timeout = 20.0,
+    json_file: JsonFile = None,
+    config: Config = None,
 ) -> None:
     """Measure how much of an all_reduce goes on while its caller multiplies matrices, or runs Python.
 
     Each backend begins a call, does work that takes about as long alone, and waits for the call. The overlap is the part of the
     shorter of both that was hidden behind the longer one. Ends with exit code 1 where a backend failed or computed something wrong.
     """
-    if ranks < 1:
-        raise InvalidWorldSizeError(f"-n {ranks}: a job has at least one rank; give -n 1 or more")
-    for name, number in (("--budget", budget_s), ("--timeout", timeout_s)):
-        if not 0 < number < float("inf"):
-            raise UsageError(f"{name} {number:g}: expected a positive number of seconds")
-    if iterations < 1:
-        raise UsageError(f"--iterations {iterations}: expected at least 1")
-    if config is not None and not Path(config).is_file():
-        raise ConfigError(
-            f"--config {config}: there is no such file in {Path.cwd()}", file="argument", key="config", value=config
-        )
-    raise typer.Exit(_measure(ranks, backends, size, dtype, iterations, budget_s, timeout_s, json_file, config))
-
-
-def _measure(
-    ranks: int,
-    backends: str | None,
-    size: str,
-    dtype: str,
-    iterations: int,
-    budget_s: float,
-    timeout_s: float,
-    json_file: str | None,
-    config: str | None,
-) -> int:
     from manyhands.arrays.dtypes import resolve_op
     from manyhands.common.units import parse_bytes
     from manyhands_lab.bench.cases import parse_dtype
@@ -89,10 +61,9 @@ def _measure(
 
     if json_file is not None:
         check_folder("--json", json_file)
-    file = None if config is None else str(Path(config).resolve())
     kind = parse_dtype(dtype)
     resolve_op("sum", kind)
-    targets, resolutions = targets_of(backends, file, ASYNC_RAW, [] if backends else _installed_peers())
+    targets, resolutions = targets_of(backends, config, ASYNC_RAW, [] if backends else _installed_peers())
     nbytes = round_size("all_reduce", parse_bytes(size), ranks, kind.itemsize)
     points = [Point(work, nbytes) for work in WORKS]
     plan = Plan(targets, points, dtype, "sum", iterations, None, budget_s, timeout_s, "", "")
@@ -101,15 +72,15 @@ def _measure(
     table.heading()
 
     def start(text: str, ranks: int) -> int:
-        return start_ranks(_WORKER, text, ranks, resolutions, file)
+        return start_ranks(_WORKER, text, ranks, resolutions, config)
 
     try:
         compare(plan, ranks, start, table.take)
     except Interrupted as interrupted:
-        return interrupted.code
+        raise typer.Exit(interrupted.code) from None
     if json_file is not None:
         write_json(json.dumps(table.rows, indent=2), json_file)
-    return 1 if table.problems else 0
+    raise typer.Exit(1 if table.problems else 0)
 
 
 def _installed_peers() -> list[str]:
