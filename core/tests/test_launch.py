@@ -230,7 +230,7 @@ def test_the_first_failing_rank_gives_the_exit_code_and_the_last_words(tmp_path:
     report = done.stderr[done.stderr.index("-" * 80) :]
     assert report.splitlines()[1:4] == [
         "manyhands run: rank 1 failed first: exit code 1",
-        "manyhands run: ranks 0 and 2 were ended because of it",
+        "manyhands run: ranks 0, 2 were ended because of it",
         "manyhands run: the error of rank 1:",
     ]
     assert report.count("Traceback (most recent call last):") == 2

@@ -225,7 +225,7 @@ def test_what_a_rank_leaves_running_may_end_by_itself(tmp_path: Path) -> None:
     done = subprocess.CompletedProcess("", launcher.wait(timeout=60), *launcher.communicate())
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] written", "[1] written"])
     assert re.fullmatch(
-        r"manyhands run: ranks 0 and 1 ended and left processes running, which may take 30 s to end \(--grace\): python\S* \d+, python\S* \d+\n",
+        r"manyhands run: ranks 0-1 ended and left processes running, which may take 30 s to end \(--grace\): python\S* \d+, python\S* \d+\n",
         said,
     )
     assert done.stderr == ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.common.installing import install_command
 from manyhands.common.lines import line_of, program_frame
 from manyhands.common.processors import processors
+from manyhands.common.ranks import show_ranks
 from manyhands.common.threads import Thread, Timer
 from manyhands.common.variables import OF_ONE_RANK, Variable, has_whole_tracebacks, of_setting
 from manyhands.contract.backend import (
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
     from manyhands.schedule.simulation.network import Network
     from manyhands.schedule.simulation.paths import Path, Paths
     from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
-    from manyhands.timeline.events import OPERATIONS, CallEvent, MarkEvent, MessageEvent, Recording, many, show_ranks
+    from manyhands.timeline.events import OPERATIONS, CallEvent, MarkEvent, MessageEvent, Recording, many
     from manyhands.timeline.perfetto import to_perfetto
 
 __all__ = [
@@ -213,9 +214,7 @@ _HOMES = {
     **dict.fromkeys(("Screen", "screens"), "manyhands.launch.output"),
     "shorten_traceback": "manyhands.common.tracebacks:shorten",
     "init": "manyhands.group.init",
-    **dict.fromkeys(
-        ("OPERATIONS", "CallEvent", "MarkEvent", "MessageEvent", "Recording", "many", "show_ranks"), "manyhands.timeline.events"
-    ),
+    **dict.fromkeys(("OPERATIONS", "CallEvent", "MarkEvent", "MessageEvent", "Recording", "many"), "manyhands.timeline.events"),
     "to_perfetto": "manyhands.timeline.perfetto",
     **dict.fromkeys(("read_cards", "write_card"), "manyhands.contract.cards"),
     **dict.fromkeys(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from manyhands.common.ranks import show_ranks
 from manyhands.control.protocol import Stalled, Testimony, Wait
 from manyhands.control.waits import behind_whom, circle, still_owed
 from manyhands.explain.dump import Call, Dump
 from manyhands.explain.reading import Job
-from manyhands.timeline.events import many, show_ranks
+from manyhands.timeline.events import many
 
 __all__ = ["tell"]
 

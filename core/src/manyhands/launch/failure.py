@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from manyhands.common.ranks import show_ranks
 from manyhands.common.tracebacks import shown_path
 
 if TYPE_CHECKING:
     from manyhands.job.error_file import ErrorRecord
 
-__all__ = ["MISTAKES", "Failure", "exit_code", "last_straw", "name_ranks", "primary", "report", "report_ended", "report_lost"]
+__all__ = ["MISTAKES", "Failure", "exit_code", "last_straw", "primary", "report", "report_ended", "report_lost"]
 
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
 _CHAINED = re.compile(
@@ -141,9 +142,9 @@ def report(
             )
         lines.append(f"manyhands run: rank {first.rank} failed {'then' if survived else 'first'}: {first.how}")
     if also_failed:
-        lines.append(f"manyhands run: {name_ranks(also_failed)} failed after it")
+        lines.append(f"manyhands run: {show_ranks(also_failed)} failed after it")
     if ended:
-        lines.append(f"manyhands run: {name_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
+        lines.append(f"manyhands run: {show_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
     # An error that says of the first one what it said itself adds nothing.
     cause = "" if first.record is None else first.record.message.partition("\n")[0]
     lines += _said_once([each for each in others if not cause or cause not in each.message])
@@ -184,7 +185,7 @@ def report_ended(number: signal.Signals, failures: Sequence[Failure]) -> str:
     lines = [f"manyhands run: ended by {number.name}"]
     if any(failure.where for failure in failures):
         lines[0] += ", when the ranks were here:"
-        lines += [f"  {name_ranks(each)}: {where}" for where, each in ranks.items()]
+        lines += [f"  {show_ranks(each)}: {where}" for where, each in ranks.items()]
     # What followed from the signal needs no words.
     return "\n".join(_said_once([each for each in failures if not each.is_secondary]) + lines) + "\n"
 
@@ -195,7 +196,7 @@ def _said_once(failures: Sequence[Failure]) -> list[str]:
     for failure in sorted(failures, key=lambda failure: failure.rank):
         if failure.message:
             ranks.setdefault(failure.message, []).append(failure.rank)
-    return [f"manyhands run: {name_ranks(each)}: {message}" for message, each in ranks.items()]
+    return [f"manyhands run: {show_ranks(each)}: {message}" for message, each in ranks.items()]
 
 
 def _left_out(failure: Failure) -> str:
@@ -211,16 +212,6 @@ def _last_traceback(stderr: str) -> str:
     while starts and _CHAINED.search(stderr, starts[-1], start):
         start = starts.pop()
     return stderr[start:]
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return some ranks in words, such as ``"ranks 0, 1 and 3"``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in ranks[:_LAST_LINES]]
-    if len(ranks) > _LAST_LINES:
-        return f"ranks {', '.join(shown)} and {len(ranks) - _LAST_LINES} more"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _signal_name(number: int) -> str:

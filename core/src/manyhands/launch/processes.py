@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self, cast
 
+from manyhands.common.ranks import show_ranks
 from manyhands.common.variables import Variable, of_setting
 from manyhands.errors import UsageError
 from manyhands.job import error_file
 from manyhands.launch.child import Child
 from manyhands.launch.elastic import Elastic
-from manyhands.launch.failure import exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
+from manyhands.launch.failure import exit_code, last_straw, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
 from manyhands.launch.groups import (
     Left,
@@ -252,7 +253,7 @@ class _Launcher:
             elif now >= until:
                 return  # and what is still there is killed
             elif now >= tell_at and self._told_to_end is None:
-                ranks = name_ranks(sorted(child.rank for child in left))
+                ranks = show_ranks(child.rank for child in left)
                 self._say(
                     f"manyhands run: {ranks} ended and left processes running, which may take {self._stop_s:g} s to end (--grace): {what}\n"
                 )
@@ -418,7 +419,7 @@ class _Launcher:
     def _tell_of_the_slow(self) -> None:
         """Say which ranks have not ended yet, and until when they may."""
         assert self._told_to_end is not None
-        ranks = name_ranks(sorted(child.rank for child in self._running()))
+        ranks = show_ranks(child.rank for child in self._running())
         self._say(
             f"manyhands run: {self._told_to_end.name} was passed on at once, and {ranks} may take {self._stop_s:g} s in all to end (--grace); "
             "Ctrl-C kills what is left\n"

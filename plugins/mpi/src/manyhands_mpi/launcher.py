@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, Guard, LaunchRequest, Variable, guarded
+from manyhands.api import BackendUnavailableError, Guard, LaunchRequest, Variable, guarded, show_ranks
 from manyhands_mpi.command import Family, family_of, is_root, rank_command, spans_hosts, variables
 from manyhands_mpi.config import MpiConfig
 from manyhands_mpi.finding import find_mpiexec
@@ -166,7 +166,7 @@ class _Run:
         _say(f"rank {first.rank} failed first: {_how(first.code)}")
         also = sorted(failure.rank for failure in failures if failure.rank != first.rank)
         if also:
-            sys.stderr.write(f"manyhands run: rank{'s' * (len(also) > 1)} {', '.join(map(str, also))} failed after it\n")
+            sys.stderr.write(f"manyhands run: {show_ranks(also)} failed after it\n")
         if first.traceback:
             sys.stderr.write(f"manyhands run: the error of rank {first.rank}:\n{first.traceback.rstrip()}\n")
         return first.code
