@@ -1,1 +1,1 @@
-"""The command line: ``manyhands run | doctor | config | show | simulate | bench``. Typer and rich are imported nowhere else."""
+"""The command line: ``manyhands run | doctor | config | explain | certs``. In core, only this room imports typer, and only where a command needs it."""
