@@ -105,23 +105,9 @@ def test_lines_stay_whole_and_those_without_an_end_are_shown(launch):
 
 
 def test_a_line_does_not_overwrite_the_bar_of_another_rank(tmp_path):
-    source = textwrap.dedent(
-        """
-        import sys
-        import manyhands as mh
-
-        with mh.init() as group:
-            if group.rank == 0:
-                sys.stdout.write("50 %\\r")
-            group.barrier()
-            if group.rank == 1:
-                print("hello")
-            group.barrier()
-            if group.rank == 0:
-                print("100 %")
-        """
-    )
-    (tmp_path / "script.py").write_text(source)
+    steps = ((0, r"sys.stdout.write('50 %\r')"), (1, "print('hello')"), (0, "print('100 %')"))
+    lines = [f"    if group.rank == {rank}:\n        {step}\n    group.barrier()" for rank, step in steps]
+    (tmp_path / "script.py").write_text("\n".join(["import sys, manyhands as mh", "with mh.init() as group:", *lines]))
     done = subprocess.run(command(), cwd=tmp_path, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"[0] 50 %\r\n[1] hello\n[0] 100 %\n"
