@@ -6,6 +6,7 @@ from support.membership_tools import Job, progress
 
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import (
+    Agree,
     Agreed,
     Decided,
     FromStore,
@@ -145,3 +146,14 @@ def test_of_members_that_wait_for_a_store_that_is_stopped_the_store_is_named() -
     assert verdict is not None
     assert (verdict.kind, verdict.peer) == ("deadline", 0)
     assert "rank 0 did not answer" in verdict.text
+
+
+def test_standby_that_loses_the_last_member_of_a_vote_continues() -> None:
+    _, store = with_successor("aaa")
+    first = Job(3, joined=False)
+    first.store = Membership(3, b"", first._send, first._later, store=1)
+    first.store.take_over(0, store.members, {}, {0: ("it ended", False)}, None)
+    first.store.handle(2, Agree("a vote", 1, [1, 2]))
+    for rank in (2, 1):
+        first.store.lost(rank, "it ended")
+    assert first.store.finished

@@ -129,7 +129,7 @@ class ShrinkRequests:
             peer = min(ours, default=left.lost)
             return Verdict("lost", text, peer, operation)
         others = len(left.vanished)
-        if others > len(left.ranks) or (others == len(left.ranks) and left.has_taken_over):
+        if others > len(left.ranks) or (0 < others == len(left.ranks) and left.has_taken_over):
             text = (
                 f"{show_ranks(left.vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(left.ranks)}, which must not continue "
                 "beside them; start the job anew"
