@@ -206,7 +206,7 @@ class Membership:
         return ""
 
     def _objection_to_newcomer(self, message: Join) -> str:
-        left = self._survivors()
+        left = [rank for rank in self._survivors() if rank in self.members]
         return wording.difference(self.members[left[0]], message, "a new rank") if left else ""
 
     def handle(self, rank: int, message: FromRank) -> None:
