@@ -242,6 +242,16 @@ def test_two_that_wait_in_different_calls_are_told_in_the_first_line_who_is_in_w
     assert "rank 1 is in gather() #7, and rank 0 in barrier() #7" in first
 
 
+def test_mismatch_whose_reporter_is_silent_names_the_call_of_its_peer() -> None:
+    job = Job(2)
+    for rank, digest in enumerate([b"a", b"b"]):
+        job.store.handle(rank, stalled(7, digest, members=(0, 1)))
+    job.answer(0, "barrier() #7")
+    job.pass_time(0.5)
+    first = job.the_verdict().text.splitlines()[0]
+    assert "rank 1 is in another call, and rank 0 in barrier() #7" in first
+
+
 def test_who_gave_up_since_rank_0_did_not_answer_is_not_lost() -> None:
     job = Job()
     job.store.handle(1, Report("lost", "the connection to rank 2 broke", peer=2))
