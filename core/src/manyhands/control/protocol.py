@@ -1,4 +1,4 @@
-"""What ranks and the store say to each other on the control connections, as msgpack."""
+"""The messages between ranks and the store on the control connections, as msgpack."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ __all__ = [
 ]
 
 RUNS_ALREADY = "running"
-"""The kind of the verdict on a rank that has come too late for the beginning."""
+"""The kind of the verdict on a rank that comes to begin a job that runs already."""
 ANOTHER_CALL = "another call"
-"""What stands in the text of a mismatch where its reporter cannot tell what its peer did; the store puts the peer's own words there."""
+"""The gap in the text of a mismatch whose reporter does not know what its peer did. The store fills in the peer's own words."""
 MAX_CARD_BYTES = 65536
 MAX_FROM_RANK_BYTES = MAX_CARD_BYTES + 4096
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
-    """Where a rank is found if the store and its successor have both ended: an address, at which it listens only then, with port 0 if it has none.
+    """Where to find a rank if the store and its standby are both lost: an address at which it listens only then; port 0 if it has none.
 
-    ``pid`` is the number of its process. Who has the same ``processes`` can look it up, and no network is between the two; empty where that is not known.
+    ``pid`` is its process. Ranks with the same ``processes`` can look it up, and no network is between them; empty if that is not known.
     """
 
     host: str
@@ -69,10 +69,10 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """A rank comes.
+    """A rank joins.
 
-    ``verdict`` is the first cause, where it has been told one and looks for the others since; ``place`` where it is found by them. The store writes
-    into ``certificate`` the names in that of the connection.
+    ``verdict`` is the first cause, if it knows one and looks for the other survivors; ``place`` is where they find it. The store sets ``certificate``
+    to the names in the certificate of the connection.
     """
 
     rank: int
@@ -89,7 +89,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, tag=True):
-    """A rank gives its card under a name, and waits for those of the other ``members``."""
+    """A rank gives its card to the exchange of this name, and waits for the cards of the other ``members``."""
 
     name: str
     card: bytes
@@ -97,7 +97,7 @@ class Exchange(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a rank has come: per channel the collectives begun, and the messages begun to and from each peer."""
+    """The progress of a rank: for each channel the collectives begun, and the messages begun to and from each peer."""
 
     calls: dict[int, int]
     sends: dict[int, dict[int, int]]
@@ -107,9 +107,8 @@ class Progress(msgspec.Struct, frozen=True):
 class Wait(msgspec.Struct, frozen=True):
     """A call that a rank has been in for a while.
 
-    ``digest`` is that of a collective's `CallSignature`, and empty for other calls. ``messages`` are those that a call between two
-    ranks waits for, as (peer, is a send, number). ``members`` are the ranks of the group. ``meeting`` is the name of the exchange
-    that the call is, and empty in all other calls.
+    ``digest`` is that of a collective's `CallSignature`, and empty for other calls. ``messages`` are the messages that a call between two ranks waits
+    for, as (peer, is a send, number). ``members`` are the ranks of the group. ``meeting`` is the name of an exchange, and empty for other calls.
     """
 
     channel: int
@@ -123,15 +122,15 @@ class Wait(msgspec.Struct, frozen=True):
 
     @property
     def is_collective(self) -> bool:
-        """Whether all members of the group take part in the call, by messages of their own."""
+        """Whether all members of the group take part in the call by messages of their own."""
         return bool(self.digest)
 
 
 class Stalled(msgspec.Struct, frozen=True, tag=True):
     """A rank has waited in a call for a while.
 
-    ``wait`` is that call, and ``waits`` are all calls that the rank is in and has been for a while. ``quiet`` tells that it is in no
-    other call, and that no thread of the rank can make another one before one of these ends.
+    ``wait`` is that call, and ``waits`` are all calls that the rank has been in for a while. If ``quiet``, it is in no other call, and no thread of it
+    can make one before one of these ends.
     """
 
     wait: Wait
@@ -141,7 +140,7 @@ class Stalled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """A rank found a failure; ``kind`` is a key of `verdicts.KINDS`, and ``members`` are those who can say more, all if empty."""
+    """A rank has found a failure; ``kind`` is a key of `verdicts.KINDS`, and ``members`` are the ranks that can say more, all if empty."""
 
     kind: str
     text: str
@@ -153,9 +152,9 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Testimony(msgspec.Struct, frozen=True, tag=True):
-    """A rank says what it knows about a call: its own call at that place, or the last one it made.
+    """The answer to a `Question`: the rank's own call at that place, or the last one that it made.
 
-    ``calls`` is how many it has made there, ``waits`` what it has waited for a while, and ``progress`` how far it has come.
+    ``calls`` is the number of its calls there, and ``waits`` are its long waits.
     """
 
     inquest: int
@@ -173,7 +172,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
-    """A rank has finished with one of its groups; ``progress`` is that on the group's channels."""
+    """A rank has finished with one of its groups; ``progress`` is that on the channels of the group."""
 
     group: int
     members: list[int]
@@ -181,10 +180,10 @@ class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """All ranks have come.
+    """All ranks have joined.
 
-    ``key`` proves membership on data connections, ``hosts`` tells by numbers who shares a host, and ``places`` where each rank is found if the store
-    and its successor both end. ``certificates`` are the names in those of all ranks, by which later connections are judged; empty if there are none.
+    ``key`` proves membership on data connections. ``hosts`` has equal numbers for ranks of one host. ``places`` are for the survivors if the store and its
+    standby are both lost. ``certificates`` are the names in the certificates of all ranks, which later connections must show; empty if there are none.
     """
 
     key: bytes
@@ -196,7 +195,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 class Cards(msgspec.Struct, frozen=True, tag=True):
     """The cards of an exchange, in the order of its members.
 
-    From ``number`` on there are as many numbers as members that no other exchange gets.
+    From ``number`` on, as many numbers as there are members belong to this exchange alone.
     """
 
     name: str
@@ -205,7 +204,7 @@ class Cards(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag=True):
-    """What a rank has called on devices so far, in short: all that share a place must have the same digest after as many calls."""
+    """A digest of a rank's calls on devices: after the same number of calls at one place, all members must have the same."""
 
     place: str
     count: int
@@ -220,9 +219,9 @@ class Disbanded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shrink(msgspec.Struct, frozen=True, tag=True):
-    """A rank of a job that has failed asks to go on with those that are left; if it is the first of them, it listens for them there.
+    """A survivor asks to continue with the others. If it is the first of them, it listens for them at this address.
 
-    It waits for ``patience_s`` at most for newcomers, and ``has_door`` tells whether it could let them in. ``attempt`` is how often it has asked.
+    It waits for newcomers for ``patience_s`` at most. If ``has_door``, newcomers can join on its host. ``attempt`` counts its requests.
     ``certificate`` are the names in its certificate, if names are compared.
     """
 
@@ -235,9 +234,9 @@ class Shrink(msgspec.Struct, frozen=True, tag=True):
 
 
 class Agree(msgspec.Struct, frozen=True, tag=True):
-    """A rank gives its flag to an agreement of ``members``, and waits for those of the others that are left.
+    """A rank gives its flag to an agreement of ``members``, and waits for the flags of the other survivors among them.
 
-    To a store that has taken over it gives what it ``is_told``, if the agreement has ended for it. ``attempt`` tells how often it has given up before.
+    If the agreement has ended for it (``is_told``), it gives the result to a store that has taken over. ``attempt`` counts how often it gave up before.
     """
 
     name: str
@@ -248,7 +247,7 @@ class Agree(msgspec.Struct, frozen=True, tag=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
-    """A rank has waited so long for the others to come to an agreement or, where that has no name, to ask to go on; in which ``attempt``."""
+    """A rank's wait for an agreement has timed out; without a name, its wait for the other survivors to ask to continue."""
 
     timeout_s: float
     agreement: str = ""
@@ -256,7 +255,7 @@ class GiveUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobReformed(msgspec.Struct, frozen=True, tag=True):
-    """These ranks are in the next job: who is not must not go on beside them. A rank says so of itself, and passes on what it was told."""
+    """These ranks are in the next job, and no others may continue beside them. A rank reports itself, and passes on what it learns."""
 
     ranks: list[int]
 
@@ -272,20 +271,20 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
 
 
 class Standby(msgspec.Struct, frozen=True, tag=True):
-    """A rank is ready to go on where the store ends, and listens for the others there."""
+    """A rank is ready to take over when the store is lost, and listens for the others at this address."""
 
     host: str
     port: int
 
 
 class Orphaned(msgspec.Struct, frozen=True, tag=True):
-    """A rank tells the store's successor that its connection to the store has ended."""
+    """A rank tells the standby that its connection to the store has ended."""
 
     reason: str
 
 
 class Agreed(msgspec.Struct, frozen=True, tag=True):
-    """The store's successor knows of the first cause, or has found another one before: that one then holds."""
+    """The standby knows the first cause. If it has found another one before, that one counts."""
 
     verdict: Verdict
 
@@ -299,20 +298,20 @@ class Question(msgspec.Struct, frozen=True, tag=True):
 
 
 class Decided(msgspec.Struct, frozen=True, tag=True):
-    """The store tells its successor the first cause before it tells anybody else."""
+    """The store tells its standby the first cause, before all others."""
 
     verdict: Verdict
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """A rank is to get ready to go on where the store, with rank ``store``, ends; ``gone`` are those that have ended or said goodbye."""
+    """A rank is to become the standby of the store with rank ``store``; ``gone`` are the ranks that have ended or said goodbye."""
 
     store: int
     gone: list[int] = []
 
 
 class Successor(msgspec.Struct, frozen=True, tag=True):
-    """Who goes on where the store ends, and where it listens for the others."""
+    """The rank that is the standby, and the address at which it listens for the others."""
 
     rank: int
     host: str
@@ -320,7 +319,7 @@ class Successor(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
-    """A rank has ended: that of the first failure, or one that ends later."""
+    """A rank has ended, in the first failure or later."""
 
     rank: int
     reason: str
@@ -331,10 +330,10 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shrunk(msgspec.Struct, frozen=True, tag=True):
-    """The ranks that are left, in order, and where the first of them waits for the others; or why they cannot go on.
+    """The ranks that continue, in order, and the address at which the first of them waits for the others; or why they cannot continue.
 
-    Behind them stand newcomers, with numbers behind those of the job that has failed; ``you`` is that of the one that is told. ``attempt`` is that of
-    the question, and 0 where none was waited for. ``certificate`` are the names in that of the first one.
+    Newcomers stand behind the survivors, with numbers behind those of the job that has failed; ``you`` is the number of the newcomer that gets this.
+    ``attempt`` is that of the request, and 0 if there was none. ``certificate`` are the names in the certificate of the first rank.
     """
 
     ranks: list[int]
@@ -347,7 +346,7 @@ class Shrunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):
-    """What the members of an agreement have agreed on, or why they have not in this ``attempt`` of the one that is told."""
+    """The result of an agreement, or why this ``attempt`` of the rank that gets this has none."""
 
     name: str
     flag: int
@@ -399,7 +398,7 @@ def encode(message: FromRank | FromStore) -> bytes:
 
 
 def decode_from_rank(frame: bytes | None) -> FromRank | None:
-    """Return the message in a frame, None when it is none."""
+    """Return the message in a frame; None if the frame cannot be read."""
     if frame is None:
         return None
     try:
@@ -409,7 +408,7 @@ def decode_from_rank(frame: bytes | None) -> FromRank | None:
 
 
 def decode_from_store(frame: bytes | None) -> FromStore | None:
-    """Return the message in a frame, None when it is none."""
+    """Return the message in a frame; None if the frame cannot be read."""
     if frame is None:
         return None
     try:
@@ -419,7 +418,7 @@ def decode_from_store(frame: bytes | None) -> FromStore | None:
 
 
 def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
-    """Yield every number of a message that must be that of a rank; those who go on or went on, and who has ended meanwhile, may be newcomers."""
+    """Yield each number in a message that must be a rank of this job. Ranks that continue, or that are gone, may be newcomers."""
     match message:
         case Exchange() | Checkpoint() | Agree():
             yield from message.members

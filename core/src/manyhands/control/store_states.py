@@ -84,7 +84,7 @@ class Action(Enum):
     NOTE_STANDBY = "note the new standby"
     CONFIDE = "tell it the first cause"
     PRESENT = "tell all ranks where it listens"
-    SUSPECT = "suspect a failure that nobody has reported"
+    SUSPECT = "suspect a failure that no rank has reported"
     SHRINK = "answer when all survivors have asked"
     AGREE = "answer when all surviving members have given their flags"
     GIVE_UP = "tell all that wait which ranks have not come"

@@ -18,17 +18,17 @@ SILENCE_S: Final = 1.0
 VERDICT_S: Final = 30.0
 """How long it waits at most while the store says other things, so that the store is alive."""
 MISSING_S: Final = 2.0
-"""How long a rank waits, once the job has failed, for the store to say who is missing."""
+"""How long a rank waits, once the job has failed, for the store to say which ranks are missing."""
 LAST_WORDS_S: Final = 1.0
 """How long a rank tries to send what it says last, when its process may end at any moment."""
 DYING_S: Final = 0.1
 """How long a process lasts at most once its connections have ended because it does: the kernel closes them one after the other."""
 ORPHAN_S: Final = 3.0
-"""How long the store's successor has to say what became of the store."""
+"""How long the standby has to say what became of the store."""
 LATECOMERS_S: Final = 1.0
 """How long the store of a job that has not formed stays, so that ranks on their way are told why."""
 SUCCESSOR_S: Final = 2.0
-"""How long a new job waits until its store has a successor, which usually takes milliseconds."""
+"""How long a new job waits until its store has a standby, which usually takes milliseconds."""
 
 # Waits of the store.
 
@@ -37,7 +37,7 @@ INQUEST_S: Final = 0.4
 SUSPICION_S: Final = 0.5
 """How long a lost connection may have another cause than the rank's end, which would be the better one to name."""
 AGREEMENT_S: Final = 0.25
-"""How long the store waits for its successor before it tells the others the first cause."""
+"""How long the store waits for its standby before it tells the others the first cause."""
 LATE_LOOK_S: Final = 0.2
 """How often to look whether ranks that are late have ended."""
 READY_S: Final = 5.0
@@ -45,16 +45,16 @@ READY_S: Final = 5.0
 DRAIN_S: Final = 1.0
 """How long to wait for the others to go once the job has failed."""
 
-# Waits of the store's successor, and of ranks that continue without a store.
+# Waits of the standby, and of ranks that continue without a store.
 
 STORE_SAYS_S: Final = 1.0
-"""How long the store has to say what became of a rank whose connection to the successor has ended."""
+"""How long the store has to say what became of a rank whose connection to the standby has ended."""
 SEEN_S: Final = 0.05
 """How long to wait until this rank itself has seen the store end: its connection to the store may be read a moment later."""
 COMING_S: Final = 0.5
-"""How long ranks and the successor wait for each other if the store ends before they are connected."""
+"""How long ranks and the standby wait for each other if the store ends before they are connected."""
 GATHERING_S: Final = 5.0
-"""How long to wait for ranks that look for each other, after both the store and its successor have ended."""
+"""How long to wait for ranks that look for each other, after both the store and its standby are lost."""
 GATHERING_LOOK_S: Final = 0.01
 """How often to look whether all have come."""
 FAR_S: Final = 1.0

@@ -84,7 +84,7 @@ def lost_to(reporter: int, peer: int | None, text: str) -> str:
 
 
 def unreported(rank: int) -> str:
-    """Say that a rank knows of a failure that nobody has reported."""
+    """Say that a rank knows of a failure that no rank has reported."""
     return f"rank {rank} found that the job had failed, and asked the others to continue without the lost ranks"
 
 
