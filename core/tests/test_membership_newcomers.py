@@ -19,7 +19,7 @@ class Joiners:
     is_here = True
 
     def __init__(self, running: int, fewest: int = 1, most: int = 4) -> None:
-        self.roll: Callable[[], Roster] = lambda: Roster(running, fewest, most)
+        self.roster: Callable[[], Roster] = lambda: Roster(running, fewest, most)
         self.told: dict[int, list[FromStore]] = {}
         self.is_open = False
         self.admit: Callable[[Join], int | FromStore]
@@ -88,7 +88,7 @@ def test_where_the_launcher_starts_none_they_go_on_at_once() -> None:
 def test_they_go_on_as_soon_as_the_launcher_says_that_nobody_comes() -> None:
     lobby = Joiners(running=4)
     job = failed(lobby)
-    lobby.roll = lambda: Roster(3, 1, 4)
+    lobby.roster = lambda: Roster(3, 1, 4)
     job.pass_time(0.01)
     assert shrunk(job.told[0]) == [Shrunk([0, 1, 2], "host", 1)]
 

@@ -51,7 +51,7 @@ class Roster(msgspec.Struct, frozen=True):
 
     def write(self, folder: Path) -> None:
         """Write this to the file that the ranks read."""
-        write_new(folder / "roll.json", msgspec.json.encode(self))
+        write_new(folder / "roster.json", msgspec.json.encode(self))
 
 
 class JoinAddress:
@@ -100,10 +100,10 @@ class JoinAddress:
         assert self._fd is not None
         return close_after_fork(socket.socket(fileno=os.dup(self._fd)))
 
-    def roll(self) -> Roster:
+    def roster(self) -> Roster:
         """Return what the launcher says now. If it has ended, no more ranks come."""
         try:
-            return msgspec.json.decode((self._folder / "roll.json").read_bytes(), type=Roster)
+            return msgspec.json.decode((self._folder / "roster.json").read_bytes(), type=Roster)
         except OSError:
             return Roster(0, 1, 0)
 
@@ -138,9 +138,9 @@ class Joiners(Server):
         """Whether newcomers can join here. A host without the socket cannot take them."""
         return self._address.is_here
 
-    def roll(self) -> Roster:
+    def roster(self) -> Roster:
         """Return what the launcher says now."""
-        return self._address.roll()
+        return self._address.roster()
 
     def watch(self, knocked: Callable[[], None]) -> None:
         """Call ``knocked`` when a newcomer has come, until `open` or `close`. The newcomer is sent away, and comes again."""

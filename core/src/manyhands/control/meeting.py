@@ -42,7 +42,7 @@ class Meeting:
     keep
         Takes the function that closes a store at which the ranks did not meet; until it is called, the store tells latecomers why. Without ``keep`` that
         takes a moment.
-    door
+    join_address
         The address for ranks that come later; None if none can.
     gone
         Returns the ranks of this host that have ended before they came, each with how; None if that is not known.
@@ -61,7 +61,7 @@ class Meeting:
         before: tuple[Control, Sequence[int]] | None = None,
         local_rank: int | None = None,
         keep: Callable[[Callable[[], None]], object] | None = None,
-        door: JoinAddress | None = None,
+        join_address: JoinAddress | None = None,
         gone: Callable[[], dict[int, str]] | None = None,
     ) -> None:
         self.rank = rank
@@ -75,7 +75,7 @@ class Meeting:
         self.before = before
         self.local_rank = local_rank
         self.keep = keep
-        self.door = door
+        self.join_address = join_address
         self.gone = gone
 
     def is_vain(self) -> bool:

@@ -129,7 +129,7 @@ class Store(Server):
         membership, joiners = self._membership, self._joiners
         if joiners is None:
             return
-        roster = joiners.roll()
+        roster = joiners.roster()
         if membership.world_size < roster.fewest:
             self._loop.call(lambda: membership.make_room("the job has fewer ranks than --min-ranks, and new ones may come"))
         elif membership.world_size < roster.most:

@@ -221,24 +221,24 @@ class ShrinkRequests:
 
     def _continue_with_newcomers(self, ranks: list[int], left: Survivors, lobby: Joiners) -> None:
         """Let the survivors continue once as many newcomers have come as the launcher starts."""
-        roll = lobby.roll()
+        roster = lobby.roster()
         waiting = sorted(rank for rank in self._waiting if rank in self._asking)
-        wanted = min(roll.running - left.departed, roll.most)
+        wanted = min(roster.running - left.departed, roster.most)
         patience_s = min(self._asking[rank].patience_s for rank in left.ranks)
-        if roll.hosts > 1:  # this host does not know what others start; later newcomers are let in later
-            wanted, patience_s = roll.most - left.departed, min(patience_s, timing.FAR_S if lobby.is_here else 0.0)
+        if roster.hosts > 1:  # this host does not know what others start; later newcomers are let in later
+            wanted, patience_s = roster.most - left.departed, min(patience_s, timing.FAR_S if lobby.is_here else 0.0)
         if len(ranks) + len(waiting) < wanted and self._waited_s < patience_s:
             if not self._is_looking:
                 self._is_looking = True
                 self._call_later(timing.NEWCOMERS_LOOK_S, self._look_again)
             return
-        ranks += waiting[: max(0, roll.most - len(ranks))]
+        ranks += waiting[: max(0, roster.most - len(ranks))]
         # A rank with the join address gets the store of the next job, which waits for newcomers before it counts the ranks.
-        if len(ranks) >= roll.fewest or (not lobby.is_here and any(self._asking[rank].has_door for rank in ranks)):
+        if len(ranks) >= roster.fewest or (not lobby.is_here and any(self._asking[rank].has_door for rank in ranks)):
             self._continue(ranks)
             return
         text = (
-            f"{'1 rank is' if len(ranks) == 1 else f'{len(ranks)} ranks are'} left, and the job needs {roll.fewest} or more to continue (--min-ranks): "
+            f"{'1 rank is' if len(ranks) == 1 else f'{len(ranks)} ranks are'} left, and the job needs {roster.fewest} or more to continue (--min-ranks): "
             "start it anew"
         )
         self._answer_all(Shrunk([], "", 0, Verdict("lost", text, left.lost, "shrink")))

@@ -103,20 +103,20 @@ def init(
         return Group(*finish(among_threads(member, setup, deadline), setup, selector, deadline))
     is_told = rank is not None or world_size is not None
     is_elastic = not is_told and Variable.ELASTIC in os.environ
-    door = JoinAddress.of(os.environ, _credentials(resolved, _run(None))) if is_elastic else None
-    if door is not None and Variable.NEWCOMER in os.environ:
-        group = Group(*_come_later(setup, door))
+    join_address = JoinAddress.of(os.environ, _credentials(resolved, _run(None))) if is_elastic else None
+    if join_address is not None and Variable.NEWCOMER in os.environ:
+        group = Group(*_come_later(setup, join_address))
     else:
         try:
-            job = _among_processes(rank, world_size, setup, door, deadline)
+            job = _among_processes(rank, world_size, setup, join_address, deadline)
         except RunsAlreadyError:
-            if door is None:
+            if join_address is None:
                 raise
-            group = Group(*_come_later(setup, door))
+            group = Group(*_come_later(setup, join_address))
         else:
             group = Group(*finish(job, setup, selector, deadline))
-    if door is not None:
-        door.enter(os.environ.get("RANK", ""))
+    if join_address is not None:
+        join_address.enter(os.environ.get("RANK", ""))
         if group.world_size == 1:  # no failure will come that lets others in
             group._job.let_more_come()
     return group
@@ -134,7 +134,7 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
     return ", ".join([*words, f"algorithms {selector.digest}"])
 
 
-def _come_later(setup: Setup, door: JoinAddress) -> Formed:
+def _come_later(setup: Setup, join_address: JoinAddress) -> Formed:
     """Come in the place of a rank that has ended."""
     launch = discover(os.environ, configured=setup.resolved.settings.rendezvous.address)
     assert launch is not None  # whoever has a door has a launcher
@@ -148,17 +148,17 @@ def _come_later(setup: Setup, door: JoinAddress) -> Formed:
         settings.backend,
         setup.choices,
         address,
-        door.credentials,
+        join_address.credentials,
         None,
         _liveness(settings),
         local_rank=launch.local_rank,
-        door=door,
+        join_address=join_address,
     )
-    roll = door.roll()
+    roster = join_address.roster()
     # Its launcher ends a rank that waits in vain, as far as that knows all others.
-    patience_s = AS_LONG_AS_IT_TAKES_S if roll.hosts == 1 else settings.rendezvous_timeout_s
+    patience_s = AS_LONG_AS_IT_TAKES_S if roster.hosts == 1 else settings.rendezvous_timeout_s
     try:
-        formed = come_later(meeting, roll.most, setup, settings.rendezvous_timeout_s, patience_s)
+        formed = come_later(meeting, roster.most, setup, settings.rendezvous_timeout_s, patience_s)
     except BaseException:
         release()
         raise
@@ -167,7 +167,7 @@ def _come_later(setup: Setup, door: JoinAddress) -> Formed:
 
 
 def _among_processes(
-    rank: int | None, world_size: int | None, setup: Setup, door: JoinAddress | None, deadline: Deadline
+    rank: int | None, world_size: int | None, setup: Setup, join_address: JoinAddress | None, deadline: Deadline
 ) -> Job:
     try:
         launch = discover(os.environ, configured=setup.resolved.settings.rendezvous.address)
@@ -180,7 +180,7 @@ def _among_processes(
     run = _run(launch if rank is None and world_size is None else None)
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
-    is_alone = world_size == 1 and door is None
+    is_alone = world_size == 1 and join_address is None
     address = None if is_alone else _address(setup.resolved, launch, rank)
     release = claim(os.environ, rank, world_size, address)
     try:
@@ -191,8 +191,8 @@ def _among_processes(
         is_launchers = (
             launch is not None and launch.launcher == "manyhands" and (rank, world_size) == (launch.rank, launch.world_size)
         )
-        those_gone = gone if is_launchers and door is None else None
-        job = _joined(rank, world_size, address, _credentials(setup.resolved, run), setup, door, deadline, those_gone)
+        those_gone = gone if is_launchers and join_address is None else None
+        job = _joined(rank, world_size, address, _credentials(setup.resolved, run), setup, join_address, deadline, those_gone)
     except BaseException:
         release()
         raise
@@ -206,7 +206,7 @@ def _joined(
     address: tuple[str, int] | None,
     credentials: Credentials,
     setup: Setup,
-    door: JoinAddress | None,
+    join_address: JoinAddress | None,
     deadline: Deadline,
     those_gone: Callable[[], dict[int, str]] | None,
 ) -> Job:
@@ -223,7 +223,7 @@ def _joined(
         credentials,
         int(inherited) if inherited is not None else None,
         _liveness(resolved.settings),
-        door=door,
+        join_address=join_address,
         gone=those_gone,
     )
     return come_alone(setup, deadline, None, meeting) if world_size == 1 else among_processes(meeting, setup, deadline)

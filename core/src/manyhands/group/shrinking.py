@@ -47,7 +47,7 @@ def come_later(meeting: Meeting, most: int, setup: Setup, timeout_s: float, pati
     Parameters
     ----------
     meeting
-        How to come to the door.
+        How to come to the join address.
     most
         How many ranks the job has at most.
     setup
@@ -162,7 +162,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
 
     def ask(self, address: Address) -> Shrunk:
         meeting = self.old.meeting
-        has_door = meeting is not None and meeting.door is not None and meeting.door.is_here
+        has_door = meeting is not None and meeting.join_address is not None and meeting.join_address.is_here
         tls = None if meeting is None else meeting.credentials.tls
         certificate = None if tls is None else tls.names
         shrunk = self.old.control.recovery.shrink(address, self.deadline, has_door=has_door, certificate=certificate)
@@ -184,8 +184,8 @@ class _Shrinking(msgspec.Struct, frozen=True):
             job.abort(error)
             raise
         job.let_more_come()
-        door = None if job.meeting is None else job.meeting.door
-        if door is not None and job.world_size < door.roll().fewest:
+        join_address = None if job.meeting is None else job.meeting.join_address
+        if join_address is not None and job.world_size < join_address.roster().fewest:
             # They were counted by a successor at no door. The store of this job is at it, and ends the job, so that all meet there: so few do not go on.
             with contextlib.suppress(CommError):
                 job.control.exchange("more ranks", b"", deadline)
@@ -193,7 +193,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
 
     def meet(self, shrunk: Shrunk, listener: socket.socket | None, deadline: Deadline) -> Job:
         old, ranks, before = self.old, shrunk.ranks, self.old.meeting
-        if before is None or (len(ranks) == 1 and not (before.door is not None and before.door.is_here)):
+        if before is None or (len(ranks) == 1 and not (before.join_address is not None and before.join_address.is_here)):
             return come_alone(self.setup, deadline, old.local_rank)
         meeting = Meeting(
             ranks.index(old.rank),
@@ -207,7 +207,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
             (old.control, ranks),
             old.local_rank,
             self.at_end,
-            before.door,
+            before.join_address,
         )
         if len(ranks) == 1:
             return come_alone(self.setup, deadline, old.local_rank, meeting)

@@ -166,7 +166,7 @@ class Job:
             job._credentials = meeting.credentials.of_job(welcome.key, welcome.certificates)
             job.hosts = tuple(welcome.hosts)
             if meeting.world_size > 1:
-                job._standby = Failover(loop, control, job._credentials, meeting.liveness, meeting.door)
+                job._standby = Failover(loop, control, job._credentials, meeting.liveness, meeting.join_address)
         except BaseException as error:
             job._abandon(meeting, error)
             if isinstance(error, RendezvousError) and meeting.gone is not None and (how := meeting.gone().get(0)):
@@ -180,7 +180,7 @@ class Job:
 
     def _open_store(self, meeting: Meeting, deadline: Deadline) -> None:
         place = meeting.listen(deadline), meeting.credentials, meeting.world_size
-        self._store = store = Store(self.loop, *place, deadline, meeting.liveness, meeting.door)
+        self._store = store = Store(self.loop, *place, deadline, meeting.liveness, meeting.join_address)
         if meeting.before is not None:
             _report_ends(*meeting.before, store)
         if meeting.gone is not None:
