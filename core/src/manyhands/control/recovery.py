@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +15,8 @@ from manyhands.control.verdicts import error_from
 from manyhands.net.network import Address
 
 __all__ = ["Recovery"]
+
+T = TypeVar("T")
 
 
 class Recovery:
@@ -69,10 +72,7 @@ class Recovery:
             self._shrink = Shrink(*address, deadline.remaining() / 2, has_door, self._attempts, certificate)
             self._giving_up.pop("", None)
             self._post(self._shrink)
-        shrunk = self._await_shrunk(deadline.remaining())
-        if shrunk is None and self.cut is None:
-            self._end_waiting(GiveUp(deadline.timeout_s, attempt=self._attempts))
-            shrunk = self._await_shrunk(timing.MISSING_S)  # the store knows which ranks are missing
+        shrunk = self._await_answer(lambda: self._shrunk, deadline, GiveUp(deadline.timeout_s, attempt=self._attempts))
         with self._changed:
             self._shrink = None
         if shrunk is not None and shrunk.problem is None:
@@ -115,14 +115,13 @@ class Recovery:
                 self._giving_up.pop(name, None)
                 self._post(message)
         if agreed is None:
-            agreed = self._await_agreement(name, deadline.remaining())
-            if agreed is None and self.cut is None:
-                self._end_waiting(GiveUp(deadline.timeout_s, name, attempt))
-                agreed = self._await_agreement(name, timing.MISSING_S)  # as above
-        if agreed is not None and agreed.problem is None:
+            agreed = self._await_answer(lambda: self._agreed.get(name), deadline, GiveUp(deadline.timeout_s, name, attempt))
+        if agreed is not None:
             with self._changed:
-                self._settled[channel] = self._agreeing.pop(name)
-            return agreed.flag
+                self._agreed.pop(name, None)
+                if agreed.problem is None:
+                    self._settled[channel] = self._agreeing.pop(name)
+                    return agreed.flag
         raise error_from(self._no_answer(None if agreed is None else agreed.problem, "agree", name, deadline), self._rank)
 
     def forget(self, channel: int) -> None:
@@ -183,20 +182,20 @@ class Recovery:
         self._giving_up.pop(message.name, None)
         self._agreed[message.name] = message
 
-    def _end_waiting(self, message: GiveUp) -> None:
-        with self._changed:
-            self._giving_up[message.agreement] = message  # until there is an answer: the store may be lost before it gives one
-            self._post(message)
+    def _await_answer(self, find: Callable[[], T | None], deadline: Deadline, timeout: GiveUp) -> T | None:
+        """Wait until ``find`` returns an answer; at the deadline report the timeout, since the store knows which ranks are missing."""
 
-    def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._shrunk is not None or self.cut is not None, at_most_s)
-            return self._shrunk
+        def is_over() -> bool:
+            return find() is not None or self.cut is not None
 
-    def _await_agreement(self, name: str, at_most_s: float) -> Agreement | None:
         with self._changed:
-            self._changed.wait_for(lambda: name in self._agreed or self.cut is not None, at_most_s)
-            return self._agreed.pop(name, None)
+            if not self._changed.wait_for(is_over, deadline.remaining()):
+                self._giving_up[timeout.agreement] = (
+                    timeout  # until there is an answer: the store may be lost before it gives one
+                )
+                self._post(timeout)
+                self._changed.wait_for(is_over, timing.MISSING_S)
+            return find()
 
     def _no_answer(self, problem: Verdict | None, operation: str, what: str, deadline: Deadline) -> Verdict:
         """Return why this rank got no answer; the store's reason, if it gave one."""
