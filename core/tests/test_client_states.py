@@ -15,7 +15,7 @@ FINAL = (State.CUT_OFF, State.PARTED, State.CLOSED)
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("event", Event)
-def test_each_event_in_each_state_is_in_one_row_or_impossible(state: State, event: Event) -> None:
+def test_each_event_and_state_is_in_one_row_or_impossible(state: State, event: Event) -> None:
     rows = [row for row in ROWS if row.on is event and state in row.during]
     if state in IMPOSSIBLE.get(event, State(0)):
         assert rows == []
@@ -131,7 +131,7 @@ class World(msgspec.Struct, frozen=True):
                 yield self.after(Event.STANDBY_REACHED, has_standby=True, is_named=is_named)
 
 
-def test_whatever_happens_no_impossible_event_comes_and_no_wait_has_no_end() -> None:
+def test_no_impossible_event_comes_and_each_wait_ends() -> None:
     found, new = {World()}, [World()]
     while new:
         new = [after for world in new for after in world.next()]

@@ -1,4 +1,4 @@
-"""A rank's connections to the store and to its successor: what it does where the store ends."""
+"""A rank's connections to the store and to its standby: what it does when the store is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SECRET = Credentials(b"secret")
 
 
 class Other:
-    """The store, or its successor: what it hears, and what it says."""
+    """The store, or its standby: what it hears, and what it says."""
 
     def __init__(self, loop: Loop, sock: ProvenSocket) -> None:
         self.heard: queue.Queue[FromRank | None] = queue.Queue()
@@ -98,7 +98,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     made.close()
 
 
-def test_a_rank_that_is_on_its_way_to_the_successor_asks_it_as_soon_as_it_is_there(stage: Stage) -> None:
+def test_orphan_that_reaches_the_standby_asks_it(stage: Stage) -> None:
     stage.store.say(Successor(1, "host", 7))
     stage.store.connection.close()
     until(lambda: stage.control._state is State.ORPHANED)
@@ -114,7 +114,7 @@ def test_a_rank_that_is_on_its_way_to_the_successor_asks_it_as_soon_as_it_is_the
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_a_successor_that_is_not_reached_soon_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+def test_orphan_that_reaches_no_standby_is_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
     monkeypatch.setattr("manyhands.control.timing.COMING_S", 0.05)
     if is_told:
         stage.store.say(Successor(1, "host", 7))
@@ -141,7 +141,7 @@ class Asking(threading.Thread):
             self.told = error
 
 
-def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shrink_late_answer_does_not_end_the_next_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
     job = Job(3)  # what the store decides, once it is no longer stopped
     job.store.fail(Verdict("aborted", "enough"))
@@ -167,9 +167,7 @@ def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, m
 
 
 @pytest.mark.parametrize("have_come", [False, True])
-def test_an_agreement_that_a_rank_has_given_up_ends_for_it_as_for_the_others(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, have_come: bool
-) -> None:
+def test_agree_given_up_ends_as_for_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch, have_come: bool) -> None:
     monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
     job = Job(3)  # what the store decides, once it is no longer stopped
     members = [0, 1, 2]
@@ -207,7 +205,7 @@ def test_an_agreement_that_a_rank_has_given_up_ends_for_it_as_for_the_others(
     thread.join(PATIENCE_S)
 
 
-def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage) -> None:
+def test_shrink_answered_is_not_repeated_to_the_standby(stage: Stage) -> None:
     asking = Asking(stage.control, PATIENCE_S)
     assert isinstance(stage.store.heard.get(timeout=PATIENCE_S), Shrink)
     successor = stage.meet_successor()
@@ -230,9 +228,7 @@ def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage)
     successor.connection.close()
 
 
-def test_who_gives_up_says_so_to_the_next_store_too_where_the_store_ends_without_an_answer(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shrink_timeout_is_repeated_to_the_standby(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyhands.control.timing.COMING_S", 0.05)
     job = Job(3)  # what the next store decides
     job.store.fail(Verdict("aborted", "enough"))
@@ -255,9 +251,7 @@ def test_who_gives_up_says_so_to_the_next_store_too_where_the_store_ends_without
     successor.connection.close()
 
 
-def test_a_store_that_does_not_answer_is_named_also_where_it_is_not_the_first_one(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shrink_names_a_later_store_that_is_silent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
     successor = stage.meet_successor()
     successor.say(Verdict("lost", "rank 0 was lost", 0))
@@ -270,7 +264,7 @@ def test_a_store_that_does_not_answer_is_named_also_where_it_is_not_the_first_on
     successor.connection.close()
 
 
-def test_who_cannot_go_on_is_told_of_the_rank_whose_connection_ended_last_where_the_first_one_was_only_silent(
+def test_shrink_cut_off_names_the_rank_that_was_lost_last(
     stage: Stage,
 ) -> None:
     successor = stage.meet_successor()
@@ -283,7 +277,7 @@ def test_who_cannot_go_on_is_told_of_the_rank_whose_connection_ended_last_where_
     assert asking.told.peer == 1
 
 
-def test_a_successor_that_is_reached_just_as_the_store_ends_is_asked(stage: Stage) -> None:
+def test_standby_reached_as_the_store_ends_is_asked(stage: Stage) -> None:
     stage.store.say(Successor(1, "host", 7))
     until(lambda: stage.control._named is not None)
     looked: queue.Queue[None] = queue.Queue()
@@ -313,9 +307,7 @@ def test_a_successor_that_is_reached_just_as_the_store_ends_is_asked(stage: Stag
     successor.connection.close()
 
 
-def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_without_a_place_to_listen_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyhands.control.failover._LOOKING_S", 0.1)
     standby = Failover(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0] * 3, [None] * 3))
@@ -330,7 +322,7 @@ def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
     standby.end()
 
 
-def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after(stage: Stage) -> None:
+def test_agree_answer_is_told_to_the_standby(stage: Stage) -> None:
     agreed: queue.Queue[int] = queue.Queue()
     thread = threading.Thread(
         target=lambda: agreed.put(stage.control.recovery.agree(0, "agree #0", 3, [0, 1, 2], Deadline(PATIENCE_S))), daemon=True
@@ -354,7 +346,7 @@ def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after
     successor.connection.close()
 
 
-def test_who_goes_on_says_so_to_all_that_could_let_others_go_on(stage: Stage) -> None:
+def test_went_on_tells_the_store_and_the_standby(stage: Stage) -> None:
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     stage.control.went_on()
@@ -362,7 +354,7 @@ def test_who_goes_on_says_so_to_all_that_could_let_others_go_on(stage: Stage) ->
     successor.connection.close()
 
 
-def test_who_is_told_that_others_have_gone_on_passes_it_on_where_the_store_ends(stage: Stage) -> None:
+def test_job_reformed_is_passed_on_to_the_standby(stage: Stage) -> None:
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     successor.say(JobReformed([1]))  # which does not mean that it is the store now
@@ -378,7 +370,7 @@ def test_who_is_told_that_others_have_gone_on_passes_it_on_where_the_store_ends(
     assert stage.control.cut  # and it looks for nobody
 
 
-def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage) -> None:
+def test_newcomers_of_a_lost_store_are_forgotten(stage: Stage) -> None:
     stage.store.say(Verdict("lost", "rank 1 was lost", 1))
     stage.store.say(Gone(1, "it ended"))
     stage.store.say(Gone(3, "a new rank ended"))
@@ -394,7 +386,9 @@ def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage)
 
 
 @pytest.mark.parametrize("places", [[None] * 3, [None, Whereabouts("127.0.0.1", 1, 1, ""), None]])
-def test_who_finds_no_others_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts | None]) -> None:
+def test_search_that_finds_no_survivor_gives_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts | None]
+) -> None:
     monkeypatch.setattr("manyhands.control.failover._LOOKING_S", 0.1)
     standby = Failover(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0, 0, 0], places))
