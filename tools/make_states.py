@@ -1,4 +1,4 @@
-"""Write the states of a job into docs/elastic.md, as the control plane has them in its table.
+"""Write the states of the control plane into docs/elastic.md, as its two tables have them: those of the store, and those of a rank.
 
 Usage: python tools/make_states.py [--check]
 
@@ -9,58 +9,81 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from enum import Enum, Flag
 from pathlib import Path
+from typing import NamedTuple
 
-from manyhands.control.store_states import ROWS, Event, Row, State
+from manyhands.control import client_states, store_states
+from manyhands.control.store_states import State
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "elastic.md"
-BEGIN, END = "<!-- made by tools/make_states.py -->", "<!-- end -->"
-GROUPS = {
+BEGIN, END = "<!-- made by tools/make_states.py: {} -->", "<!-- end -->"
+GROUPS: dict[Flag, str] = {
     ~State(0): "any",
     State.DECIDED | State.FAILED: "decided, failed",
     ~(State.DECIDED | State.FAILED): "all before decided",
 }
 
 
-def name_of(state: State) -> str:
+class Line(NamedTuple):
+    """A row of one of the two tables."""
+
+    on: type | Enum
+    during: Flag
+    do: tuple[Enum, ...]
+    then: Flag | None
+
+
+def lines() -> dict[str, list[Line]]:
+    """Return the rows of the tables: of a rank's those that change something, but for its end."""
+    store = [Line(row.on, row.during, row.do, row.then) for row in store_states.ROWS]
+    moving = (row for row in client_states.ROWS if row.then or row.do is not client_states.Action.NONE)
+    client = [Line(row.on, row.during, (row.do,), row.then) for row in moving if row.on is not client_states.Event.CLOSE]
+    return {"store": store, "rank": client}
+
+
+def name_of(state: Flag) -> str:
     """Return one state in the words of the page."""
     return (state.name or "").lower()
 
 
-def states_of(row: Row) -> str:
+def states_of(line: Line) -> str:
     """Return the states of a row."""
-    return GROUPS.get(row.during) or ", ".join(name_of(state) for state in row.during)
+    return GROUPS.get(line.during) or ", ".join(name_of(state) for state in line.during)
 
 
-def event_of(row: Row) -> str:
+def event_of(line: Line) -> str:
     """Return what happens in a row: a message of a rank by its name, anything else in words."""
-    return row.on.value if isinstance(row.on, Event) else f"`{row.on.__name__}`"
+    return line.on.value if isinstance(line.on, Enum) else f"`{line.on.__name__}`"
 
 
-def diagram() -> list[str]:
-    """Return the lines of a diagram of the states."""
-    arrows = [
-        f"    {name_of(state)} --> {name_of(row.then)}: {event_of(row)}" for row in ROWS if row.then for state in row.during
-    ]
-    return ["```mermaid", "stateDiagram-v2", f"    [*] --> {name_of(State.MEETING)}", *arrows, "```"]
+def diagram(rows: list[Line]) -> Iterator[str]:
+    """Yield the lines of a diagram of the states; the first row is of the state in which all begins."""
+    yield from ("```mermaid", "stateDiagram-v2", f"    [*] --> {name_of(next(iter(type(rows[0].during))))}")
+    for row in rows:
+        for state in row.during:
+            if row.then and row.then is not state:
+                yield f"    {name_of(state)} --> {name_of(row.then)}: {event_of(row)}"
+    yield "```"
 
 
-def table() -> list[str]:
-    """Return the lines of a table of the rows."""
-    rows = [f"| {event_of(row)} | {states_of(row)} | {'; '.join(action.value for action in row.do)} |" for row in ROWS]
-    return ["| when | in states | the store must |", "|---|---|---|", *rows]
-
-
-def section() -> str:
-    """Return what stands between the marks."""
-    return "\n".join(["", *diagram(), "", *table(), ""])
+def table(rows: list[Line], whose: str) -> Iterator[str]:
+    """Yield the lines of a table of the rows."""
+    yield from (f"| when | in states | the {whose} must |", "|---|---|---|")
+    for row in rows:
+        yield f"| {event_of(row)} | {states_of(row)} | {'; '.join(action.value for action in row.do)} |"
 
 
 def page(text: str) -> str:
-    """Return a page with its section written anew."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{section()}\n{END}{rest.partition(END)[2]}"
+    """Return a page with its sections written anew."""
+    for whose, rows in lines().items():
+        begin = BEGIN.format(whose)
+        before, _, rest = text.partition(begin)
+        section = "\n".join(["", *diagram(rows), "", *table(rows, whose), ""])
+        text = f"{before}{begin}\n{section}\n{END}{rest.partition(END)[2]}"
+    return text
 
 
 def main() -> int:

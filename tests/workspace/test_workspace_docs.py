@@ -1,4 +1,4 @@
-"""The pages: links and the threat model name what exists, drawings fit the code; each action of a workflow has a full hash."""
+"""The pages: what they link to is there, and the threat model names tests and files that exist; each action of a workflow has a full hash."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-from manyhands.control.client_states import ROWS, State
 
 LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^()\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
@@ -65,19 +63,6 @@ def test_the_threat_model_names_files_and_tests_that_are_there(repository):
         ):
             missing.append(f"{file}::{test}")
     assert missing == []
-
-
-def test_the_drawn_states_of_the_client_are_those_of_its_table(repository):
-    text = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
-    drawn = [
-        (at, to, event)
-        for at, to, events in re.findall(r"^    ([A-Z_]+) --> ([A-Z_]+): (.+)$", text, re.MULTILINE)
-        for event in events.split(", ")
-    ]
-    moves = {
-        (at.name, row.then.name, row.on.name) for row in ROWS for at in row.during if row.then not in (None, at, State.CLOSED)
-    }
-    assert sorted(drawn) == sorted(moves)
 
 
 @pytest.mark.parametrize("name", ["audit", "check", "release", "tests", "wheels"])

@@ -45,8 +45,8 @@ class Event(Enum):
     STANDBY_SPEAKS = "the standby has sent a message that only a store sends"
     STANDBY_REACHED = "a connection is made to a standby, or to the survivor at which the others gather"
     LOST = "the connection to the store has ended, and there is no standby"
-    LOST_WITH_STANDBY_NAMED = "the same, while this rank connects to the standby"
-    LOST_WITH_STANDBY = "the same, while this rank is connected to the standby"
+    LOST_WITH_STANDBY_NAMED = "the connection to the store has ended while this rank connects to the standby"
+    LOST_WITH_STANDBY = "the connection to the store has ended, and this rank is connected to the standby"
     STORE_SILENT = "the store has not answered a report, and this rank is connected to the standby"
     STANDBY_LATE = "the standby was not reached within COMING_S after the loss of the store"
     STANDBY_SILENT = "the first cause is not known ORPHAN_S after the standby was asked"
@@ -61,12 +61,14 @@ class Action(Enum):
 
     NONE = "nothing"
     TURN = "take the standby for the store"
-    ASK = "the same, ask it what became of the former store, and wait for STANDBY_SILENT"
-    JOIN = "take the survivor for the store, and tell it why"
-    AWAIT = "wait for STANDBY_LATE"
-    SEARCH = "look for the other survivors, and wait for NOBODY_TELLS"
+    ASK = "take the standby for the store, ask it what became of the former store, and start the timer of ORPHAN_S"
+    JOIN = "take the rank that was reached for the store, and tell it why"
+    AWAIT = "start the timer of COMING_S"
+    SEARCH = "look for the other survivors, and start the timer of COMING_S"
     FAIL = "take this rank's own finding for the first cause, unless there is one"
-    GIVE_UP = "the same, and end every wait for an answer of the store"
+    GIVE_UP = (
+        "take this rank's own finding for the first cause, unless there is one, and end every wait for an answer of the store"
+    )
     RELAY = "as the standby, tell the others that all have left: the store may end before it has told them"
 
 
