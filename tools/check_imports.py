@@ -22,7 +22,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "launchers",
         "arrays schedule",
         "contract timeline",
-        "net runtime config",
+        "kit net runtime config",
         "control",
         "explain",
         "job",

@@ -89,6 +89,11 @@ API_SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "",
     ),
     ("Cards", ("control.cards",), "What ranks tell each other before they begin. See `Bootstrap.exchange`."),
+    (
+        "Foreign libraries",
+        ("kit",),
+        "For a backend over a library that moves the bytes itself. See [plugins.md](plugins.md#over-a-foreign-library).",
+    ),
     ("Memory of GPUs", ("contract.device",), "See `Backend.open_device`."),
     ("Hooks", ("contract.hookspecs", "contract.observe"), ""),
     ("Algorithms", ("schedule.steps", "schedule.algorithms"), "See `manyhands_register_algorithms`."),

@@ -66,6 +66,12 @@ if TYPE_CHECKING:
     from manyhands.group.mesh import DeviceMesh
     from manyhands.group.sealing import Sealer
     from manyhands.job.threads import ThreadWorld, current_rank, current_runtime, current_world, inherit_rank
+    from manyhands.kit.blocking import BlockingCalls
+    from manyhands.kit.collectives import REDUCING, agree_on_call, copy_own, divide_sum
+    from manyhands.kit.libraries import CLibrary, find_library, load_library, loaded_libraries, loader_folders, python_folders
+    from manyhands.kit.messages import LibraryMessage, LibraryTransport, PolledTransport, ThreadedTransport
+    from manyhands.kit.usage import LibraryUse, compare_settings, require_processes
+    from manyhands.kit.waiting import StallCallback, wait_until
     from manyhands.launch.guard import Guard, guarded
     from manyhands.launch.output import Screen, screens
     from manyhands.launch.output import Stream as OutputStream
@@ -86,14 +92,17 @@ __all__ = [
     "NETWORKS",
     "OF_ONE_RANK",
     "OPERATIONS",
+    "REDUCING",
     "AbortedError",
     "Algorithm",
     "Backend",
     "BackendConfig",
     "BackendSpec",
     "BackendUnavailableError",
+    "BlockingCalls",
     "Bootstrap",
     "Buffer",
+    "CLibrary",
     "CallEvent",
     "ClosedError",
     "Collective",
@@ -121,6 +130,9 @@ __all__ = [
     "KeyValueStore",
     "Launch",
     "LaunchRequest",
+    "LibraryMessage",
+    "LibraryTransport",
+    "LibraryUse",
     "LinkLost",
     "Mailbox",
     "ManyHandsError",
@@ -135,6 +147,7 @@ __all__ = [
     "Path",
     "Paths",
     "Place",
+    "PolledTransport",
     "Record",
     "Recording",
     "Recv",
@@ -149,8 +162,10 @@ __all__ = [
     "Sealer",
     "Send",
     "Sink",
+    "StallCallback",
     "Thread",
     "ThreadWorld",
+    "ThreadedTransport",
     "Timer",
     "Transfer",
     "Transport",
@@ -158,11 +173,16 @@ __all__ = [
     "UsageError",
     "Variable",
     "Work",
+    "agree_on_call",
+    "compare_settings",
+    "copy_own",
     "current_frames",
     "current_rank",
     "current_runtime",
     "current_world",
     "describe_backend",
+    "divide_sum",
+    "find_library",
     "guarded",
     "has_whole_tracebacks",
     "hookimpl",
@@ -170,15 +190,21 @@ __all__ = [
     "init",
     "install_command",
     "line_of",
+    "load_library",
+    "loaded_libraries",
+    "loader_folders",
     "many",
     "of_setting",
     "processors",
     "program_frame",
+    "python_folders",
     "read_cards",
+    "require_processes",
     "screens",
     "shorten_traceback",
     "show_ranks",
     "to_perfetto",
+    "wait_until",
     "write_card",
 ]
 
@@ -209,6 +235,51 @@ _HOMES = {
     "current_frames": "manyhands.runtime.idle",
     **dict.fromkeys(("current_rank", "current_runtime", "current_world", "inherit_rank"), "manyhands.job.threads"),
     "describe_backend": "manyhands.config.plugins",
+    **dict.fromkeys(("BlockingCalls",), "manyhands.kit.blocking"),
+    **dict.fromkeys(
+        (
+            "REDUCING",
+            "agree_on_call",
+            "copy_own",
+            "divide_sum",
+        ),
+        "manyhands.kit.collectives",
+    ),
+    **dict.fromkeys(
+        (
+            "CLibrary",
+            "find_library",
+            "load_library",
+            "loaded_libraries",
+            "loader_folders",
+            "python_folders",
+        ),
+        "manyhands.kit.libraries",
+    ),
+    **dict.fromkeys(
+        (
+            "LibraryMessage",
+            "LibraryTransport",
+            "PolledTransport",
+            "ThreadedTransport",
+        ),
+        "manyhands.kit.messages",
+    ),
+    **dict.fromkeys(
+        (
+            "LibraryUse",
+            "compare_settings",
+            "require_processes",
+        ),
+        "manyhands.kit.usage",
+    ),
+    **dict.fromkeys(
+        (
+            "StallCallback",
+            "wait_until",
+        ),
+        "manyhands.kit.waiting",
+    ),
     **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
     "OutputStream": "manyhands.launch.output:Stream",
     **dict.fromkeys(("Screen", "screens"), "manyhands.launch.output"),
