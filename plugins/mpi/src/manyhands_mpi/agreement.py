@@ -7,19 +7,13 @@ follows waits for nobody any more.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
-from manyhands.api import Deadline, HeaderMismatch
-from manyhands_mpi.patience import StallCallback
+from manyhands.api import Deadline, StallCallback, agree_on_call
 from manyhands_mpi.world import MpiWorld
 
 __all__ = ["Agreement"]
-
-_PAIR = struct.Struct("=QQ")
-_ONE = struct.Struct("=Q")
-_ALL_BITS = (1 << 64) - 1
 
 
 class Agreement:
@@ -33,8 +27,7 @@ class Agreement:
 
     def __init__(self, world: MpiWorld) -> None:
         self._world = world
-        self._mine = bytearray(_PAIR.size)
-        self._least = bytearray(_PAIR.size)
+        self._mine, self._least = bytearray(16), bytearray(16)
         mpi, comm = world.mpi, world.comm
         arguments = ((self._mine, 2, mpi.UINT64_T), (self._least, 2, mpi.UINT64_T), mpi.MIN)
         self._start: Callable[[], Any] = lambda: comm.Iallreduce(*arguments)
@@ -61,26 +54,26 @@ class Agreement:
             As `MpiWorld.wait`.
         """
         world = self._world
-        mine = _ONE.unpack(digest)[0]
-        _PAIR.pack_into(self._mine, 0, mine, mine ^ _ALL_BITS)
-        with world.lock:
-            request = self._start()
-        try:
-            world.wait(request, 0, deadline, on_stall)
-        except BaseException:
-            # MPI may still read and write there.
-            world.hold(self)
-            raise
-        if self._least != self._mine:
-            raise HeaderMismatch(self._differing(digest, deadline), b"")
 
-    def _differing(self, digest: bytes, deadline: Deadline) -> int:
-        """Return the first rank whose digest is not this one; all ranks have found a mismatch, and ask."""
-        world, byte = self._world, self._world.mpi.BYTE
-        size = len(digest)
-        everyones = bytearray(size * world.size)
-        with world.lock:
-            request = world.comm.Iallgather((digest, size, byte), (everyones, size, byte))
-        world.hold((request, digest, everyones))
-        world.wait(request, 0, deadline, None)
-        return next(rank for rank in range(world.size) if everyones[rank * size : (rank + 1) * size] != digest)
+        def least(pair: bytes) -> bytearray:
+            self._mine[:] = pair
+            with world.lock:
+                request = self._start()
+            try:
+                world.wait(request, 0, deadline, on_stall)
+            except BaseException:
+                # MPI may still read and write there.
+                world.hold(self)
+                raise
+            return self._least
+
+        def gather(mine: bytes) -> bytearray:
+            size, byte = len(mine), world.mpi.BYTE
+            everyones = bytearray(size * world.size)
+            with world.lock:
+                request = world.comm.Iallgather((mine, size, byte), (everyones, size, byte))
+            world.hold((request, mine, everyones))
+            world.wait(request, 0, deadline, None)
+            return everyones
+
+        agree_on_call(digest, world.size, least, gather)

@@ -6,15 +6,12 @@ ends every wait. Memory that MPI may still touch is held until MPI is done with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
-from manyhands.api import Backend, BackendUnavailableError, Bootstrap, Deadline, LinkLost, Transfer, Transport, UnsupportedError
+from manyhands.api import Backend, Bootstrap, LinkLost, PolledTransport, UnsupportedError, require_processes
 from manyhands_mpi import library
 from manyhands_mpi.agreement import Agreement
 from manyhands_mpi.config import MpiConfig
-from manyhands_mpi.patience import wait_until
-from manyhands_mpi.transfers import Moving, Receiving, Sending
 from manyhands_mpi.watchdog import Watchdog
 from manyhands_mpi.world import MpiWorld
 
@@ -45,8 +42,7 @@ class MpiBackend(MpiWorld, Backend):
     def __init__(self, bootstrap: Bootstrap) -> None:
         config = bootstrap.config
         assert isinstance(config, MpiConfig)
-        if bootstrap.shared is not None:
-            raise BackendUnavailableError("the ranks of the mpi backend are processes, and these are threads of one process")
+        require_processes(bootstrap, "mpi")
         super().__init__(bootstrap, config)
         self._aborts = 0
         self._channels: dict[int, int] = {}
@@ -87,48 +83,38 @@ class MpiBackend(MpiWorld, Backend):
         if self in _backends:
             _backends.remove(self)
             # A job that ends well aborts its backend once, on the way to close it. One more means that it failed before that.
-            if self._aborts > 1 or self._held:
+            if self._aborts > 1 or self.held:
                 library.mark_failed()
 
 
-class MpiTransport(Transport):
+class MpiTransport(PolledTransport):
     """Messages of one channel."""
 
     def __init__(self, backend: MpiBackend, channel: int, tag: int) -> None:
+        super().__init__(backend)
         self._backend = backend
         self._channel = channel
         self._tag = tag
+        self._comm, self._byte = backend.comm, backend.mpi.BYTE
 
-    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
-        """Nothing to do: MPI connects when it first sends."""
+    def start_send(self, peer: int, memory: bytes | memoryview) -> Any:
+        """Start to send."""
+        with self._backend.lock:
+            return self._comm.Isend((memory, len(memory), self._byte), peer, self._tag)
+
+    def start_receive(self, peer: int, memory: Any) -> Any:
+        """Start to receive."""
+        with self._backend.lock:
+            return self._comm.Irecv((memory, len(memory), self._byte), peer, self._tag)
+
+    def test(self, request: Any, peer: int) -> bool:
+        """Let MPI work; return whether a request is done."""
+        try:
+            with self._backend.lock:
+                return bool(request.Test())
+        except self._backend.mpi.Exception as error:
+            raise LinkLost(peer, library.words(error)) from None
 
     def close(self) -> None:
         """Give the tag back."""
         self._backend.close_channel(self._channel, self._tag)
-
-    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        """Start to send."""
-        return self._begun(Sending(self._backend, peer, self._tag, header, payload))
-
-    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        """Start to receive."""
-        return self._begun(Receiving(self._backend, peer, self._tag, header, payload))
-
-    def _begun(self, transfer: Moving) -> Moving:
-        self._backend.hold(transfer)
-        transfer.advance()
-        return transfer
-
-    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
-        """Test in turn until one is done."""
-        moving = cast("Sequence[Moving]", transfers)  # made by send and recv
-
-        def one_is_done() -> bool:
-            # All of them are to go on, also where the first one is done.
-            return bool(sum(transfer.advance() for transfer in moving))
-
-        def check() -> None:
-            if self._backend.ended:
-                raise LinkLost(moving[0].peer, self._backend.ended)
-
-        wait_until(one_is_done, check, deadline, self._backend.patience_s(max(transfer.nbytes for transfer in moving)))

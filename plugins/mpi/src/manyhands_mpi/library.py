@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, Variable
+from manyhands.api import BackendUnavailableError, Deadline, Variable, wait_until
 
 __all__ = ["end", "load", "mark_failed", "words"]
 
@@ -111,13 +111,11 @@ def end() -> None:
 def _all_have_come(mpi: Any) -> bool:
     """Wait until all ranks are at their end, as long as the config allows; MPI_Finalize itself knows no limit."""
     request = mpi.COMM_WORLD.Ibarrier()
-    until, pause = time.monotonic() + _State.finalize_s, 0.0
-    while not request.Test():
-        if time.monotonic() > until:
-            sys.stderr.write(
-                f"manyhands: not all ranks came to their end within {_State.finalize_s:g} s; this one ends without MPI_Finalize\n"
-            )
-            return False
-        time.sleep(pause)
-        pause = min(pause + 0.0001, 0.01)
+    try:
+        wait_until(request.Test, lambda: None, Deadline(_State.finalize_s), 0.0, pauses_s=(1e-4, 1e-2))
+    except TimeoutError:
+        sys.stderr.write(
+            f"manyhands: not all ranks came to their end within {_State.finalize_s:g} s; this one ends without MPI_Finalize\n"
+        )
+        return False
     return True

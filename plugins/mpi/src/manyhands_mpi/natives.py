@@ -13,9 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.api import Backend, Collective, CollectiveRequest, Deadline, NativeCollective
+from manyhands.api import (
+    REDUCING,
+    Backend,
+    Collective,
+    CollectiveRequest,
+    Deadline,
+    NativeCollective,
+    StallCallback,
+    copy_own,
+    divide_sum,
+)
 from manyhands_mpi.backend import MpiBackend, current
-from manyhands_mpi.patience import StallCallback
 
 __all__ = ["offer"]
 
@@ -36,7 +45,6 @@ _NAMES: dict[Collective, str] = {
     Collective.ALL_TO_ALL: "alltoall",
     Collective.BARRIER: "barrier",
 }
-_REDUCING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
 
 _TYPES: dict[str, str] = {
     "bool": "C_BOOL",
@@ -73,7 +81,7 @@ def offer(request: CollectiveRequest) -> NativeCollective | None:
     ):
         return None
     datatype, op = backend.mpi.BYTE, None
-    if request.collective in _REDUCING:
+    if request.collective in REDUCING:
         datatype, op = _reduction(backend.mpi, request.dtype, request.op or "")
         if op is None:
             return None
@@ -147,8 +155,7 @@ class _Native:
                 self._poll(source, target, arguments, deadline, on_stall)
         except mpi.mpi.Exception as error:
             raise mpi.broken(error) from error
-        if self._divisor > 1 and target.size:
-            np.true_divide(target, target.dtype.type(self._divisor), out=target)
+        divide_sum(target, self._divisor)
 
     def _block(self, source: Array, target: Array, arguments: tuple[Any, ...], deadline: Deadline) -> None:
         watchdog = self._mpi.watchdog
@@ -175,8 +182,8 @@ class _Native:
 
     def _keep_own(self, source: Array, target: Array) -> None:
         """Copy what the root of a broadcast keeps itself, while MPI sends it."""
-        if self._collective is Collective.BROADCAST and source.size and not np.may_share_memory(source, target):
-            np.copyto(target, source.reshape(target.shape))
+        if self._collective is Collective.BROADCAST:
+            copy_own(source, target)
 
     def _prepare(self, source: Array, target: Array, root: int) -> tuple[Any, ...]:
         """Return the arguments for MPI."""
