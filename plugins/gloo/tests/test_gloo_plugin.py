@@ -1,4 +1,4 @@
-"""What the gloo backend says of itself where there is no torch, how its ranks meet, and how its threads wait."""
+"""What the gloo backend says of itself where there is no torch, and how its ranks meet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from manyhands_gloo.config import GlooConfig
 from manyhands_gloo.meeting import make_store
 from manyhands_gloo.plugin import manyhands_collective, manyhands_register_backends
 from manyhands_gloo.process_group import reason
-from manyhands_gloo.waiters import Waiters
 
 
 def test_the_probe_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
@@ -55,26 +54,6 @@ def test_what_one_rank_sets_all_others_get():
         return first
 
     assert must(on_threads(body, 3)) == [[b"\x00\xff", b"\x01\xff", b"\x02\xff"]] * 3
-
-
-def test_functions_that_block_run_at_once_and_threads_are_used_again():
-    waiters, done = Waiters(), threading.Semaphore(0)
-    gate = threading.Barrier(4)
-    used: set[int] = set()
-
-    def task() -> None:
-        used.add(threading.get_ident())
-        gate.wait(30)
-        done.release()
-
-    for _ in range(3):
-        for _ in range(4):
-            waiters.start(task)
-        for _ in range(4):
-            assert done.acquire(timeout=30)
-    assert 4 <= len(used) <= 12
-    waiters.close()
-    waiters.close()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from manyhands.api import Backend, BackendUnavailableError, Bootstrap, UnsupportedError
+from manyhands.api import Backend, Bootstrap, UnsupportedError, require_processes
 from manyhands_gloo.config import GlooConfig
 from manyhands_gloo.process_group import ProcessGroup
 from manyhands_gloo.transport import GlooTransport
@@ -44,8 +44,7 @@ class GlooBackend(ProcessGroup, Backend):
     def __init__(self, bootstrap: Bootstrap) -> None:
         config = bootstrap.config
         assert isinstance(config, GlooConfig)
-        if bootstrap.shared is not None:
-            raise BackendUnavailableError("the ranks of the gloo backend are processes, and these are threads of one process")
+        require_processes(bootstrap, "gloo")
         super().__init__(bootstrap, config)
         self._transports: set[GlooTransport] = set()
         self._broken_off = False
@@ -68,17 +67,17 @@ class GlooBackend(ProcessGroup, Backend):
     def abort(self) -> None:
         """Wake every thread that waits for a message; who waits in a collective looks at `ended` again and again."""
         self.end("the job was aborted")
-        if self._held and not self._broken_off:
+        if self.held and not self._broken_off:
             self._broken_off = True
-            self.waiters.start(partial(self._break_off, self.group))
+            self.calls.start(partial(self._break_off, self.group))
 
     def close(self) -> None:
         """Let go of the process group; where calls are still in it, it stays until the process ends."""
         self.end("the backend was closed")
-        self.waiters.close(_LAST_WORDS_S if self._broken_off else 0.0)
+        self.calls.close(_LAST_WORDS_S if self._broken_off else 0.0)
         if self in _backends:
             _backends.remove(self)
-            if self._held:
+            if self.held:
                 # Its destructor would wait for threads that wait for ranks that are gone.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
             self.group: Any = None

@@ -5,20 +5,27 @@ All others are left to manyhands. So are minimum and maximum of floats, where Gl
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import numpy.typing as npt
 
-from manyhands.api import Backend, Collective, CollectiveRequest, Deadline, HeaderMismatch, NativeCollective
+from manyhands.api import (
+    REDUCING,
+    Backend,
+    Collective,
+    CollectiveRequest,
+    Deadline,
+    NativeCollective,
+    StallCallback,
+    agree_on_call,
+    copy_own,
+    divide_sum,
+)
 from manyhands_gloo.backend import GlooBackend, current
 
 __all__ = ["offer"]
 
-_REDUCING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
 _LACKING = frozenset({Collective.SCAN, Collective.EXSCAN})
 _NUMBERS: dict[str, tuple[str, str]] = {
     # dtype: as which dtype of NumPy torch takes its memory, and what that then is in torch
@@ -39,11 +46,8 @@ _OPS: dict[str, tuple[str, frozenset[str]]] = {
     "and": ("MIN", frozenset({"bool"})),
     "or": ("MAX", frozenset({"bool"})),
 }
-_PAIR = struct.Struct("=qq")
-_ONE = struct.Struct("=q")
 
 Array = npt.NDArray[Any]
-StallCallback = Callable[[list[int]], None]
 
 
 def offer(request: CollectiveRequest) -> NativeCollective | None:
@@ -54,7 +58,7 @@ def offer(request: CollectiveRequest) -> NativeCollective | None:
     if request.collective in _LACKING or (not request.nbytes and request.collective is not Collective.BARRIER):
         return None
     numbers, op = None, None
-    if request.collective in _REDUCING:
+    if request.collective in REDUCING:
         name, dtypes = _OPS.get(request.op or "", ("", frozenset()))
         if request.dtype.name not in dtypes:
             return None
@@ -88,18 +92,12 @@ class _Native:
             _agree(gloo, self.digest, deadline, on_stall)
         # A reduction of Gloo is in place, and on ranks that get no result it leaves parts of one.
         memory = source.copy() if self.collective is Collective.REDUCE and gloo.rank != root else target
-        copied = self.collective in (Collective.ALL_REDUCE, Collective.REDUCE) and memory is target
-        if copied and not np.may_share_memory(source, target):
-            np.copyto(target, source.reshape(target.shape))
-        work = self._start(gloo, source, memory, root)
-        on_its_way = (work, source, memory)
-        gloo.hold(on_its_way)
-        gloo.wait(work, deadline, on_stall)
-        gloo.release(on_its_way)
-        if self.collective is Collective.BROADCAST and gloo.rank == root and not np.may_share_memory(source, target):
-            np.copyto(target, source.reshape(target.shape))
-        if self.divisor > 1 and target.size:
-            _divide(target, self.divisor)
+        if self.collective in (Collective.ALL_REDUCE, Collective.REDUCE) and memory is target:
+            copy_own(source, target)
+        _finish(gloo, self._start(gloo, source, memory, root), (source, memory), deadline, on_stall)
+        if self.collective is Collective.BROADCAST and gloo.rank == root:
+            copy_own(source, target)
+        divide_sum(target, self.divisor)
 
     def _start(self, gloo: GlooBackend, source: Array, target: Array, root: int) -> Any:
         """Begin; return Gloo's handle, which keeps the tensors."""
@@ -146,44 +144,28 @@ class _Native:
 
 
 def _agree(gloo: GlooBackend, digest: bytes, deadline: Deadline, on_stall: StallCallback | None) -> None:
-    """Return when every rank has come with the same ``digest``.
+    """Return when every rank has come with the same ``digest``; raises as `agree_on_call`."""
 
-    Raises
-    ------
-    HeaderMismatch
-        A rank, which the error names, makes another call.
-    """
-    mine = _ONE.unpack(digest)[0]
-    least = bytearray(_PAIR.pack(mine, ~mine))
-    tensor = gloo.tensors.of_payload(least).view(gloo.torch.int64)
-    options = gloo.distributed.distributed_c10d.AllreduceOptions()
-    options.reduceOp = gloo.distributed.ReduceOp.MIN
-    work = gloo.group.allreduce([tensor], options)
-    on_its_way = (work, tensor, least)
+    def least(pair: bytes) -> bytearray:
+        memory = bytearray(pair)
+        tensor = gloo.tensors.of_payload(memory).view(gloo.torch.int64)
+        options = gloo.distributed.distributed_c10d.AllreduceOptions()
+        options.reduceOp = gloo.distributed.ReduceOp.MIN
+        _finish(gloo, gloo.group.allreduce([tensor], options), (tensor, memory), deadline, on_stall)
+        return memory
+
+    def gather(mine: bytes) -> bytearray:
+        everyones = bytearray(len(mine) * gloo.size)
+        incoming, outgoing = gloo.tensors.of_payload(everyones), gloo.tensors.of_payload(mine)
+        _finish(gloo, gloo.group._allgather_base(incoming, outgoing), (incoming, outgoing, mine), deadline, None)
+        return everyones
+
+    agree_on_call(digest, gloo.size, least, gather)
+
+
+def _finish(gloo: GlooBackend, work: Any, memory: Any, deadline: Deadline, on_stall: StallCallback | None) -> None:
+    """Wait for what has begun; its memory is kept until then, for ever where it fails."""
+    on_its_way = (work, memory)
     gloo.hold(on_its_way)
     gloo.wait(work, deadline, on_stall)
     gloo.release(on_its_way)
-    if _PAIR.unpack(least) != (mine, ~mine):
-        raise HeaderMismatch(_differing(gloo, digest, deadline), b"")
-
-
-def _differing(gloo: GlooBackend, digest: bytes, deadline: Deadline) -> int:
-    """Return the first rank whose digest is not this one; all ranks have found a mismatch, and ask."""
-    size = len(digest)
-    mine, everyones = bytearray(digest), bytearray(size * gloo.size)
-    incoming, outgoing = gloo.tensors.of_payload(everyones), gloo.tensors.of_payload(mine)
-    work = gloo.group._allgather_base(incoming, outgoing)
-    on_its_way = (work, incoming, outgoing)
-    gloo.hold(on_its_way)
-    gloo.wait(work, deadline, None)
-    gloo.release(on_its_way)
-    return next(rank for rank in range(gloo.size) if everyones[rank * size : (rank + 1) * size] != digest)
-
-
-def _divide(total: Array, count: int) -> None:
-    """Turn sums into means in place, rounded once."""
-    if total.dtype.itemsize > 2:
-        np.true_divide(total, total.dtype.type(count), out=total)
-    else:
-        # The count itself may have no exact value in a dtype this small.
-        total[...] = (total.astype(np.float32) / np.float32(count)).astype(total.dtype)

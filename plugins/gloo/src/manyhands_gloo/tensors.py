@@ -35,7 +35,7 @@ class Tensors:
         tensor = self._torch.from_numpy(_writable(array).reshape(-1).view(numpy_name))
         return tensor if numpy_name == torch_name else tensor.view(getattr(self._torch, torch_name))
 
-    def of_payload(self, payload: memoryview | bytearray) -> Any:
+    def of_payload(self, payload: memoryview | bytearray | bytes) -> Any:
         """Return a tensor of uint8 over bytes."""
         return self._torch.from_numpy(_writable(np.frombuffer(payload, np.uint8)))
 
