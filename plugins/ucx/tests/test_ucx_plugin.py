@@ -26,7 +26,7 @@ def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(finding, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(here.wheel)]))
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     monkeypatch.setattr(finding, "loaded_library", lambda: None)
-    monkeypatch.setattr(finding, "sys", SimpleNamespace(prefix=str(tmp_path / "prefix"), base_prefix="/nowhere"))
+    monkeypatch.setattr(finding, "python_folders", lambda: [tmp_path / "prefix" / "lib"])
     here.prefix = tmp_path / "prefix"
 
     def load_path(path: str) -> str:
@@ -98,16 +98,6 @@ def test_a_process_has_one_ucx(places: Any, monkeypatch: pytest.MonkeyPatch):
 def test_a_library_that_is_no_ucx_or_too_old_is_refused():
     with pytest.raises(BackendUnavailableError, match=r"has no function ucp_cleanup: manyhands needs UCX 1\.13"):
         library.Ucp("libc.so.6")
-
-
-def test_what_is_loaded_is_read_from_the_map_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    maps = tmp_path / "maps"
-    row = "7f4a-7f4b r-xp 00000000 08:01 99 "
-    maps.write_text(
-        f"{row}\n{row}  /usr/lib/libc.so.6\n{row}  /opt/my libs/libucp.so.0.0.0\n{row}  /opt/my libs/libucp.so.0.0.0\n"
-    )
-    monkeypatch.setattr(finding, "Path", lambda _: maps)
-    assert finding.loaded_library() == "/opt/my libs/libucp.so.0.0.0"
 
 
 def test_doctor_names_the_version_and_the_adapters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

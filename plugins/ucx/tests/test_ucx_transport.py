@@ -16,15 +16,14 @@ from support.waiting import until
 from support.worlds import must, on_threads
 
 from manyhands.api import BackendUnavailableError, ConfigError, Deadline, HeaderMismatch, LinkLost, Transfer, Transport
-from manyhands_ucx.backend import UcxBackend
+from manyhands_ucx.backend import UcxBackend, UcxTransport
 from manyhands_ucx.config import UcxConfig
 from manyhands_ucx.library import EndpointParams
-from manyhands_ucx.transfers import FIRST_BYTES
 
 Backends = Callable[..., list[UcxBackend]]
 
 HEADER = bytes(range(64))
-LONGEST_SHORT = FIRST_BYTES - 64
+LONGEST_SHORT = UcxTransport.short_bytes
 
 
 def data(nbytes: int) -> bytes:

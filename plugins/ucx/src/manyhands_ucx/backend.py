@@ -11,16 +11,31 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from manyhands.api import Backend, Bootstrap, ConfigError, Deadline, Transfer, Transport, read_cards, write_card
+import numpy as np
+
+from manyhands.api import (
+    HEADER_BYTES,
+    Backend,
+    Bootstrap,
+    Deadline,
+    LibraryMessage,
+    LibraryTransport,
+    Transfer,
+    compare_settings,
+    read_cards,
+    write_card,
+)
 from manyhands_ucx import library
 from manyhands_ucx.config import UcxConfig
 from manyhands_ucx.devices import devices_for
-from manyhands_ucx.transfers import FIRST_BYTES, Moving, Receiving, Sending
+from manyhands_ucx.library import IN_PROGRESS
 from manyhands_ucx.worker import Worker
 
 __all__ = ["UcxBackend", "UcxTransport"]
+
+_WHOLE_TAG = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,9 @@ class UcxBackend(Backend):
         assert isinstance(config, UcxConfig)
         self.rank: int = bootstrap.rank
         ucp = library.load(config.library)
-        self.worker: Worker = Worker(ucp, config, config.devices or devices_for(bootstrap.host))
+        self.worker: Worker = Worker(
+            ucp, config, config.devices or devices_for(bootstrap.host), self.rank, bootstrap.world_size
+        )
         try:
             settings = {
                 "transports": ",".join(config.transports),
@@ -63,7 +80,7 @@ class UcxBackend(Backend):
             }
             mine = _Card(settings, self.worker.address, secrets.token_bytes(32))
             cards = read_cards(bootstrap.exchange("ucx", write_card(mine)), _Card)
-            _compare(cards)
+            compare_settings("ucx", [card.settings for card in cards], {"library": "the version of UCX"})
         except BaseException:
             self.worker.close()
             raise
@@ -92,10 +109,13 @@ class UcxBackend(Backend):
         return int.from_bytes(hashlib.blake2b(what, key=self._key, digest_size=8).digest(), "little")
 
 
-class UcxTransport(Transport):
-    """Messages of one channel."""
+class UcxTransport(LibraryTransport):
+    """Messages of one channel. UCX keeps the order of messages with one tag."""
+
+    short_bytes = 16384 - HEADER_BYTES
 
     def __init__(self, backend: UcxBackend, channel: int) -> None:
+        super().__init__(backend.worker)
         self._backend = backend
         self._worker = backend.worker
         self._channel = channel
@@ -111,36 +131,52 @@ class UcxTransport(Transport):
                 continue
             self._to[peer] = self._backend.tag(channel, rank, peer)
             # A peer has one unfinished message at most, so that the memory for its beginning may be used again.
-            self._from[peer] = (self._backend.tag(channel, peer, rank), ctypes.create_string_buffer(FIRST_BYTES))
+            self._from[peer] = (
+                self._backend.tag(channel, peer, rank),
+                ctypes.create_string_buffer(HEADER_BYTES + self.short_bytes),
+            )
 
-    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+    def start_send(self, peer: int, memory: bytes | memoryview) -> int | None:
+        """Start to send. Under the worker's lock."""
+        worker = self._worker
+        where = memory if isinstance(memory, bytes) else _address(memory)
+        endpoint, tag = worker.endpoint(peer), self._to[peer]
+        return worker.began(worker.ucp.tag_send_nbx(endpoint, where, len(memory), tag, worker.request), peer)
+
+    def start_receive(self, peer: int, memory: Any) -> int | None:
+        """Start to receive. Under the worker's lock."""
+        worker, (tag, first) = self._worker, self._from[peer]
+        where = ctypes.addressof(first) if memory is first else _address(memory)
+        return worker.began(worker.ucp.tag_recv_nbx(worker.handle, where, len(memory), tag, _WHOLE_TAG, worker.request), peer)
+
+    def test(self, request: int, peer: int) -> bool:
+        """Return whether a request is done. Under the worker's lock."""
+        status = self._worker.test(request)
+        if status == IN_PROGRESS:
+            return False
+        self._worker.must_be_well(status, peer)
+        return True
+
+    def room(self, peer: int) -> ctypes.Array[ctypes.c_char]:
+        """Return the memory for the beginnings of a peer's messages."""
+        return self._from[peer][1]
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> LibraryMessage:
         """Start to send."""
         with self._worker.lock:
-            return _begun(Sending(self._worker, peer, self._to[peer], header, payload))
+            return super().send(peer, header, payload)
 
-    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> LibraryMessage:
         """Start to receive."""
-        tag, first = self._from[peer]
         with self._worker.lock:
-            return _begun(Receiving(self._worker, peer, tag, header, payload, first))
+            return super().recv(peer, header, payload)
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Let UCX work until one is done."""
-        self._worker.wait(cast("Sequence[Moving]", transfers), deadline)  # made by send and recv
+        self._worker.wait(cast("Sequence[LibraryMessage]", transfers), deadline)  # made by send and recv
 
 
-def _begun(transfer: Moving) -> Moving:
-    transfer.advance()
-    return transfer
-
-
-def _compare(cards: Sequence[_Card]) -> None:
-    for rank, card in enumerate(cards):
-        for key, value in card.settings.items():
-            if value != cards[0].settings.get(key):
-                name = "the version of UCX" if key == "library" else f"backends.ucx.{key}"
-                raise ConfigError(
-                    f"{name} is {cards[0].settings.get(key)} on rank 0 and {value} on rank {rank}: all ranks need the same",
-                    key=f"backends.ucx.{key}",
-                    value=value,
-                )
+def _address(memory: memoryview) -> int:
+    """Return where bytes lie, which may be read-only."""
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return address

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["SONAME", "adapters", "beside_python", "loaded_library", "missing", "system_library", "wheel_library"]
+from manyhands.api import find_library, loaded_libraries, loader_folders, python_folders
 
-SONAME = "libucp.so.0"
+__all__ = ["FILE", "SONAME", "adapters", "beside_python", "loaded_library", "missing", "system_library", "wheel_library"]
+
+FILE = "libucp.so"
+SONAME = f"{FILE}.0"
 
 
 def missing() -> str | None:
@@ -25,35 +26,22 @@ def missing() -> str | None:
 def wheel_library() -> str | None:
     """Return the path of the library of the wheel libucx, None where that is not installed."""
     spec = find_spec("libucx")
-    paths = [Path(folder) / "lib" / SONAME for folder in (spec.submodule_search_locations or () if spec else ())]
-    return next((str(path) for path in paths if path.exists()), None)
+    return find_library([SONAME], [Path(folder) / "lib" for folder in (spec.submodule_search_locations or () if spec else ())])
 
 
 def beside_python() -> str | None:
     """Return the path of the library in the environment of this Python, as of conda, None where it has none."""
-    paths = (Path(prefix) / "lib" / SONAME for prefix in (sys.prefix, sys.base_prefix))
-    return next((str(path) for path in paths if path.exists()), None)
+    return find_library([SONAME], python_folders())
 
 
 def system_library() -> str | None:
     """Return what the loader finds as the system's library, None where there is none."""
-    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
-        path = Path(folder) / SONAME
-        if folder and path.exists():
-            return str(path)
-    from ctypes.util import find_library  # it imports subprocess, which most who look need not
-
-    return find_library("ucp")
+    return find_library([SONAME], loader_folders(), "ucp")
 
 
 def loaded_library() -> str | None:
     """Return the path of the library that this process has loaded already, None where it has none."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    paths = (line.split(maxsplit=5)[5] for line in lines if "/libucp.so" in line)
-    return next(paths, None)
+    return next(iter(loaded_libraries(FILE)), None)
 
 
 def adapters() -> list[str]:

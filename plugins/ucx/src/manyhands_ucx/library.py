@@ -6,12 +6,11 @@ The declarations are those of ``ucp.h``, which keep their meaning from 1.13 on: 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from manyhands.api import BackendUnavailableError
+from manyhands.api import BackendUnavailableError, CLibrary, load_library
 from manyhands_ucx import finding
 
 __all__ = [
@@ -104,47 +103,17 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-class Ucp:
-    """The functions of one library, by their names without ``ucp_``.
+class Ucp(CLibrary):
+    """The functions of one libucp, by their names without ``ucp_``."""
 
-    Parameters
-    ----------
-    path
-        What the loader is given.
-
-    Raises
-    ------
-    OSError
-        The library, or one that it needs, cannot be loaded.
-    BackendUnavailableError
-        It lacks a function, or is too old.
-    """
+    name = "UCX"
+    file = finding.FILE
+    oldest = OLDEST
+    functions = _FUNCTIONS
 
     def __init__(self, path: str) -> None:
-        handle = ctypes.CDLL(path)
-        for name, (result, arguments) in _FUNCTIONS.items():
-            try:
-                function = getattr(handle, name)
-            except AttributeError:
-                raise BackendUnavailableError(f"{path} has no function {name}: manyhands needs UCX 1.13 or newer") from None
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name.removeprefix("ucp_"), function)
-        self.path: str = finding.loaded_library() or path
-        numbers = [ctypes.c_uint() for _ in range(3)]
-        self.get_version(*map(ctypes.byref, numbers))
-        self.version: tuple[int, ...] = tuple(number.value for number in numbers)
-        if self.version < OLDEST:
-            raise BackendUnavailableError(f"{self.path} is UCX {self.words}, and manyhands needs 1.13 or newer")
-        self._tame(handle)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...
-
-    @property
-    def words(self) -> str:
-        """The version, such as ``"1.21.0"``."""
-        return ".".join(map(str, self.version))
+        super().__init__(path)
+        self._tame(self.handle)
 
     def _tame(self, handle: ctypes.CDLL) -> None:
         """Leave standard output and the signals of crashes to Python. Functions that not every version has may be missing."""
@@ -161,11 +130,6 @@ class Ucp:
             return False
         self._set_global.restype, self._set_global.argtypes = _STATUS, (ctypes.c_char_p, ctypes.c_char_p)
         return not self._set_global(name.encode(), value.encode())
-
-    def why(self, status: int) -> str:
-        """Return what a status says in words."""
-        words: bytes = self.ucs_status_string(status)
-        return words.decode("utf-8", "replace")
 
 
 def status_of(pointer: int | None) -> int:
@@ -194,26 +158,18 @@ def load(wanted: str = "auto") -> Ucp:
     loaded, wheel = finding.loaded_library(), finding.wheel_library()
     system = [path for path in (finding.SONAME, finding.beside_python()) if path]
     known: dict[str, list[str | None]] = {"auto": [*system, wheel], "system": [*system], "wheel": [wheel]}
-    paths = known.get(wanted, [wanted])
+    paths = [path for path in known.get(wanted, [wanted]) if path is not None]
+    hint = "the wheel libucx-cu12 is not installed" if wanted in ("auto", "wheel") and wheel is None else ""
     if loaded is not None:
         # Two versions in one process would mix: each looks up functions of the other.
-        named = paths[0] if wanted not in ("auto", "system") else None
+        named = (wheel if wanted == "wheel" else wanted) if wanted not in ("auto", "system") else None
         if named is not None and not (Path(named).exists() and Path(named).samefile(loaded)):
             raise BackendUnavailableError(
                 f"this process has loaded UCX from {loaded} already, and backends.ucx.library asks for {named}: only one can be in a "
                 'process; set library = "auto" to take the loaded one'
             )
         paths = [loaded]
-    reasons = []
-    for path in paths:
-        if path is None:
-            reasons.append("the wheel libucx-cu12 is not installed")
-            continue
-        try:
-            return _load_path(path)
-        except OSError as error:
-            reasons.append(str(error))
-    raise BackendUnavailableError(f"UCX cannot be loaded: {'; '.join(reasons)}")
+    return load_library(_load_path, "UCX", paths, hint)
 
 
 def diagnose() -> list[tuple[str, str]]:

@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Sequence
 from ctypes import byref, c_int, c_size_t, c_void_p
-from typing import Any, Protocol
+from typing import Any
 
-from manyhands.api import BackendUnavailableError, ConfigError, Deadline, LinkLost, Thread
+from manyhands.api import BackendUnavailableError, ConfigError, Deadline, LibraryMessage, LibraryUse, LinkLost, Thread
 from manyhands_ucx.config import UcxConfig
 from manyhands_ucx.library import (
     BUSY,
@@ -31,7 +31,7 @@ from manyhands_ucx.library import (
     status_of,
 )
 
-__all__ = ["Awaited", "Worker"]
+__all__ = ["Worker"]
 
 _TAGS, _WAKEUP = 1 << 0, 1 << 4
 _ONE_THREAD_AT_A_TIME = 1
@@ -47,39 +47,6 @@ _LONGEST_SLEEP_S = 0.5
 
 _abandoned: list[Worker] = []
 """Workers that have ended and still use memory, such as that of a message from a peer that was killed: it is kept with them."""
-
-
-class Awaited(Protocol):
-    """A message on its way to or from ``peer``."""
-
-    peer: int
-
-    def advance(self) -> bool:
-        """Go on where UCX has; tell whether the message is there. Under the worker's lock."""
-        ...
-
-    def give_up(self) -> bool:
-        """Ask UCX to let go of the message; tell whether it has. Under the worker's lock."""
-        ...
-
-
-class _Closing:
-    """Requests by which endpoints are closed."""
-
-    def __init__(self, ucp: Ucp) -> None:
-        self._ucp = ucp
-        self._requests: list[int] = []
-
-    def add(self, pointer: int | None) -> None:
-        if pointer is not None and status_of(pointer) == IN_PROGRESS:
-            self._requests.append(pointer)
-
-    def is_done(self) -> bool:
-        for request in list(self._requests):
-            if self._ucp.request_check_status(request) != IN_PROGRESS:
-                self._ucp.request_free(request)
-                self._requests.remove(request)
-        return not self._requests
 
 
 class _Bell:
@@ -102,7 +69,7 @@ class _Bell:
             os.eventfd_read(self._fd)
 
 
-class Worker:
+class Worker(LibraryUse):
     """UCX for one rank.
 
     Parameters
@@ -113,13 +80,13 @@ class Worker:
         The settings.
     devices
         The network devices that UCX may use.
+    rank, size
+        Who this rank is.
 
     Attributes
     ----------
     address
         What other ranks connect to.
-    ended
-        Why nobody may wait any more; empty until then.
     lock
         Held for each call of UCX.
 
@@ -131,13 +98,12 @@ class Worker:
         A variable has a value that UCX does not take.
     """
 
-    def __init__(self, ucp: Ucp, config: UcxConfig, devices: Sequence[str]) -> None:
+    def __init__(self, ucp: Ucp, config: UcxConfig, devices: Sequence[str], rank: int, size: int) -> None:
+        super().__init__("UCX", rank, size, config.spin_us * 1e-6)
         self.ucp: Ucp = ucp
         self.lock: threading.Lock = threading.Lock()
-        self.ended: str = ""
         self.lost: dict[int, str] = {}
         self._config = config
-        self._held: set[Awaited] = set()
         self._endpoints: dict[int, int] = {}
         self._bells: list[_Bell] = []
         self._sleepers: set[_Bell] = set()
@@ -203,7 +169,7 @@ class Worker:
 
     def end(self, why: str) -> None:
         """Let nobody wait any more; the first reason stays. From any thread, and without a lock."""
-        self.ended = self.ended or why
+        super().end(why)
         self._ring()
 
     def close(self) -> None:
@@ -224,15 +190,16 @@ class Worker:
 
     def _is_quiet(self) -> bool:
         """Break the connections off, and tell whether UCX has let go of all memory: a worker that has not must not be destroyed."""
-        closing = _Closing(self.ucp)
+        closing: list[int] = []
         if self._config.notices_lost_peers:  # without that, UCX closes no endpoint by force
-            for endpoint in self._endpoints.values():
-                closing.add(self.ucp.ep_close_nbx(endpoint, _BY_FORCE))
+            pointers = [self.ucp.ep_close_nbx(endpoint, _BY_FORCE) for endpoint in self._endpoints.values()]
+            closing = [pointer for pointer in pointers if status_of(pointer) == IN_PROGRESS]
         until = time.monotonic() + _LAST_WORDS_S
         while True:
             self._progress(self.handle)
-            self._held = {transfer for transfer in self._held if not transfer.give_up()}
-            if not self._held and closing.is_done():
+            self.held = {key: message for key, message in self.held.items() if not self._give_up(message)}
+            closing = [request for request in closing if self.test(request) == IN_PROGRESS]
+            if not self.held and not closing:
                 return True
             if time.monotonic() > until:
                 return False
@@ -269,26 +236,45 @@ class Worker:
         """Return the endpoint to ``peer``, to which `connect` was called."""
         return self._endpoints[peer]
 
-    def check(self, peer: int) -> None:
+    def check(self, peer: int | None = None) -> None:
         """Raise `LinkLost` where ``peer`` is lost, or the backend has ended."""
-        if self.ended:
-            raise LinkLost(peer, self.ended)
+        super().check(peer)
         if peer in self.lost:
             raise LinkLost(peer, self.lost[peer])
 
-    # ------------------------------------------------------------------ memory that UCX uses
+    # ------------------------------------------------------------------ requests, under the lock
 
-    def hold(self, transfer: Awaited) -> None:
-        """Keep the memory of a transfer, until `release` or the end."""
-        self._held.add(transfer)
+    def began(self, pointer: int | None, peer: int) -> int | None:
+        """Return the request of a function that starts something, None where all is done; raises as `must_be_well`."""
+        status = status_of(pointer)
+        if status == IN_PROGRESS:
+            return pointer
+        self.must_be_well(status, peer)
+        return None
 
-    def release(self, transfer: Awaited) -> None:
-        """Let go of the memory of a transfer that is done."""
-        self._held.discard(transfer)
+    def test(self, request: int) -> int:
+        """Return the status of a request, which is gone where it is done."""
+        status: int = self.ucp.request_check_status(request)
+        if status != IN_PROGRESS:
+            self.ucp.request_free(request)
+        return status
+
+    def must_be_well(self, status: int, peer: int) -> None:
+        """Raise `LinkLost` where a status is an error."""
+        if status:
+            self.check(peer)  # with the reason why the connection broke
+            raise LinkLost(peer, f"UCX: {self.ucp.why(status)}")
+
+    def _give_up(self, message: LibraryMessage) -> bool:
+        """Ask UCX to let go of a message; return whether it has."""
+        message.requests[:] = [request for request in message.requests if self.test(request) == IN_PROGRESS]
+        for request in message.requests:
+            self.ucp.request_cancel(self.handle, request)
+        return not message.requests
 
     # ------------------------------------------------------------------ waiting
 
-    def wait(self, transfers: Sequence[Awaited], deadline: Deadline) -> None:
+    def wait(self, transfers: Sequence[LibraryMessage], deadline: Deadline) -> None:
         """Let UCX work until one of the transfers is done.
 
         Raises
@@ -298,8 +284,7 @@ class Worker:
         TimeoutError
             The deadline passed.
         """
-        spin_s = self._config.spin_us * 1e-6
-        awake_until = time.monotonic() + spin_s
+        awake_until = time.monotonic() + self.spin_s
         while True:
             bell = None
             with self.lock:
@@ -310,7 +295,7 @@ class Worker:
                     raise TimeoutError("the deadline passed")
                 now = time.monotonic()
                 if moved:
-                    awake_until = now + spin_s
+                    awake_until = now + self.spin_s
                 elif now >= awake_until:
                     bell = self._lie_down()
             if bell is not None:
@@ -318,7 +303,7 @@ class Worker:
             elif not moved:
                 os.sched_yield()
 
-    def _turn(self, transfers: Sequence[Awaited]) -> tuple[bool, bool]:
+    def _turn(self, transfers: Sequence[LibraryMessage]) -> tuple[bool, bool]:
         """Let UCX work once; tell whether one of the transfers is done, and whether anything moved."""
         for transfer in transfers:
             if self.ended:
