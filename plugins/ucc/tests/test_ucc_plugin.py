@@ -25,7 +25,7 @@ def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("UCC_HOME", str(here.home))
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{here.path}")
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
-    monkeypatch.setattr(finding, "sys", SimpleNamespace(prefix=str(here.prefix), base_prefix="/nowhere"))
+    monkeypatch.setattr(finding, "python_folders", lambda: [here.prefix / "lib"])
     load.cache_clear()
     return here
 
@@ -83,7 +83,7 @@ def test_a_library_that_is_no_ucc_or_too_old_is_refused(monkeypatch: pytest.Monk
 
 def test_doctor_names_the_versions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(library, "load", lambda: SimpleNamespace(words="1.99.0", path="/opt/libucc.so.1"))
-    monkeypatch.setattr(finding, "loaded", lambda name: [f"/opt/{name}.0"])
+    monkeypatch.setattr(library, "loaded_libraries", lambda name: [f"/opt/{name}.0"])
     assert diagnose() == [("UCC", "1.99.0, /opt/libucc.so.1"), ("UCX", "/opt/libucs.so.0")]
 
 

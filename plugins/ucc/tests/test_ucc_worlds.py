@@ -76,7 +76,7 @@ def test_a_mismatch_is_named_on_every_rank_and_ucc_does_not_begin(world: World, 
 
 def test_no_rank_takes_a_result_where_another_one_failed(world: World, ucc: Any, monkeypatch: pytest.MonkeyPatch):
     """UCC may say on one rank that all is well, fail on another, and go on for ever on a third."""
-    monkeypatch.setattr(team, "_VERDICT_S", 0.05)
+    monkeypatch.setattr(team.Team, "verdict_s", 0.05)
     ucc.status = lambda rank: (ucc.OK, ucc.REFUSED, ucc.IN_PROGRESS)[rank]
     for error in world(lambda group: group.all_reduce(np.ones(4))):
         assert isinstance(error, CommError)

@@ -7,18 +7,17 @@ for a right one.
 
 from __future__ import annotations
 
-import time
+import contextlib
+import math
 from collections.abc import Callable, Sequence
 
-from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, Mailbox, Transfer, Transport
+from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, Mailbox, StallCallback, Transfer, Transport, wait_until
 
-__all__ = ["Agreement", "StallCallback"]
+__all__ = ["Agreement"]
 
-StallCallback = Callable[[list[int]], None]
-"""Called with the ranks waited for, or an empty list, when a wait has lasted for a while."""
-
-_FIRST_STALL_S, _NEXT_STALL_S = 0.4, 0.5
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 1e-3, 16e-3
+_LOOKS_S = (1e-3, 16e-3)
+"""How long the first look, and the longest, may last where something is to be done meanwhile."""
+_QUIET_LOOK_S = 0.1
 
 
 class Agreement:
@@ -84,23 +83,18 @@ class Agreement:
         on_stall: StallCallback,
         meanwhile: Callable[[], None] | None,
     ) -> None:
-        transfers = [(transfer, peer) for transfer, peer in begun if transfer is not None and not transfer.done]
-        if not transfers:
-            return
-        stalled_at = time.monotonic() + _FIRST_STALL_S
-        look_s = _FIRST_LOOK_S if meanwhile else _NEXT_STALL_S
-        while left := [transfer for transfer, _ in transfers if not transfer.done]:
-            moment = Deadline(max(1e-6, min(look_s, min(stalled_at, deadline.at) - time.monotonic())))
-            try:
-                self._transport.wait(left, moment)
-                continue
-            except TimeoutError:
-                now = time.monotonic()
-                if now >= deadline.at:
-                    raise
-            if meanwhile:
-                meanwhile()
-                look_s = min(2 * look_s, _LONGEST_LOOK_S)
-            if now >= stalled_at:
-                on_stall([peer for transfer, peer in transfers if not transfer.done])
-                stalled_at = now + _NEXT_STALL_S
+        left = [(transfer, peer) for transfer, peer in begun if transfer is not None and not transfer.done]
+        look_s, longest_s = _LOOKS_S if meanwhile else (_QUIET_LOOK_S, _QUIET_LOOK_S)
+
+        def all_are_done() -> bool:
+            nonlocal left, look_s
+            if left:
+                with contextlib.suppress(TimeoutError):
+                    self._transport.wait(
+                        [transfer for transfer, _ in left], Deadline(max(1e-6, min(look_s, deadline.remaining())))
+                    )
+                left = [(transfer, peer) for transfer, peer in left if not transfer.done]
+                look_s = min(2 * look_s, longest_s)
+            return not left
+
+        wait_until(all_are_done, meanwhile or (lambda: None), deadline, math.inf, lambda: on_stall([peer for _, peer in left]))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from manyhands.api import Backend, BackendUnavailableError, Bootstrap, ConfigError, Transport, read_cards, write_card
+from manyhands.api import Backend, Bootstrap, Transport, compare_settings, read_cards, require_processes, write_card
 from manyhands_ucc.agreement import Agreement
 from manyhands_ucc.config import UccConfig
-from manyhands_ucc.library import Ucc, load
+from manyhands_ucc.library import load
 from manyhands_ucc.team import Team
 
 __all__ = ["UccBackend"]
@@ -46,10 +46,11 @@ class UccBackend(Backend):
     def __init__(self, bootstrap: Bootstrap) -> None:
         config = bootstrap.config
         assert isinstance(config, UccConfig)
-        if bootstrap.shared is not None:
-            raise BackendUnavailableError("the ranks of the ucc backend are processes, and these are threads of one process")
+        require_processes(bootstrap, "ucc")
         ucc = load()
-        _compare(bootstrap, config, ucc)
+        mine = {"messages": config.messages, "library": ".".join(map(str, ucc.version[:2]))}
+        cards = read_cards(bootstrap.exchange("ucc", write_card(mine)), dict[str, str])
+        compare_settings("ucc", cards, {"library": "the version of UCC"})
         self._name = config.messages
         self._messages = bootstrap.part(config.messages)
         self.team: Team | None = None
@@ -77,7 +78,7 @@ class UccBackend(Backend):
     def abort(self) -> None:
         """End every wait."""
         if self.team is not None:
-            self.team.abort("the job was aborted")
+            self.team.end("the job was aborted")
         self._messages.abort()
 
     def close(self) -> None:
@@ -85,18 +86,3 @@ class UccBackend(Backend):
         if self.team is not None:
             self.team.close()
         self._messages.close()
-
-
-def _compare(bootstrap: Bootstrap, config: UccConfig, ucc: Ucc) -> None:
-    """Find what must be alike on all ranks, and is not."""
-    mine = {"messages": config.messages, "library": ".".join(map(str, ucc.version[:2]))}
-    cards = read_cards(bootstrap.exchange("ucc", write_card(mine)), dict[str, str])
-    for rank, card in enumerate(cards):
-        for key, value in card.items():
-            if value != cards[0].get(key):
-                name = "the version of UCC" if key == "library" else f"backends.ucc.{key}"
-                raise ConfigError(
-                    f"{name} is {cards[0].get(key)} on rank 0 and {value} on rank {rank}: all ranks need the same",
-                    key=f"backends.ucc.{key}",
-                    value=value,
-                )

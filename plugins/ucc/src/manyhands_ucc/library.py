@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from manyhands.api import BackendUnavailableError
+from manyhands.api import BackendUnavailableError, CLibrary, load_library, loaded_libraries
 from manyhands_ucc import finding
 
 __all__ = [
@@ -141,60 +140,21 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-class Ucc:
-    """The functions of one library, by their names without ``ucc_``.
+class Ucc(CLibrary):
+    """The functions of one libucc, by their names without ``ucc_``."""
 
-    Parameters
-    ----------
-    path
-        What the loader is given.
-
-    Raises
-    ------
-    BackendUnavailableError
-        The library, or one that it needs, cannot be loaded, lacks a function, or is too old.
-    """
+    name = "UCC"
+    file = "libucc.so"
+    oldest = OLDEST
+    why_oldest = "before, sums of floats differed from rank to rank"
+    functions = _FUNCTIONS
 
     def __init__(self, path: str) -> None:
-        try:
-            handle = ctypes.CDLL(path)
-        except OSError as error:
-            raise BackendUnavailableError(
-                f"UCC cannot be loaded: {error}; if it is a library of UCX that is missing, add its folder to LD_LIBRARY_PATH"
-            ) from error
-        for name, (result, arguments) in _FUNCTIONS.items():
-            try:
-                function = getattr(handle, name)
-            except AttributeError:
-                raise BackendUnavailableError(f"{path} has no function {name}: manyhands needs UCC 1.5 or newer") from None
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name.removeprefix("ucc_"), function)
-        self.path: str = next(iter(finding.loaded("libucc.so")), path)
-        numbers = [ctypes.c_uint() for _ in range(3)]
-        self.get_version(*map(ctypes.byref, numbers))
-        self.version: tuple[int, ...] = tuple(number.value for number in numbers)
-        if self.version < OLDEST:
-            raise BackendUnavailableError(
-                f"{self.path} is UCC {self.words}, and manyhands needs 1.5 or newer: before, sums of floats differed from rank to rank"
-            )
+        super().__init__(path)
         # Leave standard output and the signals of crashes to Python. Not every version of UCX has these functions.
         for name, arguments in (("global_opts_set_value", (b"LOG_LEVEL", b"fatal")), ("debug_disable_signals", ())):
             with contextlib.suppress(AttributeError):
-                getattr(handle, f"ucs_{name}")(*arguments)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...
-
-    @property
-    def words(self) -> str:
-        """The version, such as ``"1.6.0"``."""
-        return ".".join(map(str, self.version))
-
-    def why(self, status: int) -> str:
-        """Return what a status says in words."""
-        words: bytes = self.status_string(status)
-        return words.decode("utf-8", "replace")
+                getattr(self.handle, f"ucs_{name}")(*arguments)
 
 
 @cache
@@ -203,7 +163,7 @@ def load() -> Ucc:
     path = finding.find()
     if path is None:
         raise BackendUnavailableError(finding.missing() or "")
-    return Ucc(path)
+    return load_library(Ucc, "UCC", [path], "if it is a library of UCX that is missing, add its folder to LD_LIBRARY_PATH")
 
 
 def diagnose() -> list[tuple[str, str]]:
@@ -212,4 +172,4 @@ def diagnose() -> list[tuple[str, str]]:
         ucc = load()
     except BackendUnavailableError as error:
         return [("UCC", str(error))]
-    return [("UCC", f"{ucc.words}, {ucc.path}"), ("UCX", ", ".join(finding.loaded("libucs.so")))]
+    return [("UCC", f"{ucc.words}, {ucc.path}"), ("UCX", ", ".join(loaded_libraries("libucs.so")))]

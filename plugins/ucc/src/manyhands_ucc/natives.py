@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.api import Backend, Collective, CollectiveRequest, Deadline, NativeCollective
-from manyhands_ucc.agreement import StallCallback
+from manyhands.api import (
+    REDUCING,
+    Backend,
+    Collective,
+    CollectiveRequest,
+    Deadline,
+    NativeCollective,
+    StallCallback,
+    divide_sum,
+)
 from manyhands_ucc.backend import UccBackend
 from manyhands_ucc.library import Arguments
 
@@ -29,7 +37,6 @@ _TYPES: dict[Collective, int] = {
     Collective.REDUCE: 1 << 11,
     Collective.REDUCE_SCATTER: 1 << 12,
 }
-_REDUCING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
 _DTYPES: dict[str, int] = {
     name: number << 3
     for number, name in [
@@ -54,7 +61,7 @@ def offer(request: CollectiveRequest) -> NativeCollective | None:
         return None
     if not request.even or not request.nbytes or request.world_size < 2:
         return None
-    if request.collective not in _REDUCING:
+    if request.collective not in REDUCING:
         return _Native(request, _DTYPES["uint8"], 0)
     number, op = _DTYPES.get(dtype.name) if dtype.isnative else None, _OPS.get((dtype.kind, request.op or ""))
     return None if number is None or op is None else _Native(request, number, op)
@@ -68,7 +75,7 @@ class _Native:
     def __init__(self, request: CollectiveRequest, dtype: int, op: int) -> None:
         self._digest = request.digest
         self._nbytes = request.nbytes
-        self._as_bytes = request.collective not in _REDUCING
+        self._as_bytes = request.collective not in REDUCING
         self._is_broadcast = request.collective is Collective.BROADCAST
         self._divisor = request.world_size if request.op == "mean" else 1
         self._arguments = Arguments(mask=1, coll_type=_TYPES[request.collective], op=op)
@@ -96,5 +103,4 @@ class _Native:
         team.perform(arguments, self._nbytes, deadline, on_stall, (source, target))
         # UCC may have ended here and not elsewhere, or, where a rank has died, with wrong numbers.
         backend.agreement.reach(b"ended " + self._digest, deadline, on_stall, team.progress)
-        if self._divisor > 1 and target.size:
-            np.true_divide(target, target.dtype.type(self._divisor), out=target)
+        divide_sum(target, self._divisor)

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, Bootstrap, CommError, Deadline, LinkLost, RendezvousError, Thread
-from manyhands_ucc.agreement import StallCallback
+from manyhands.api import (
+    BackendUnavailableError,
+    Bootstrap,
+    Deadline,
+    LibraryUse,
+    RendezvousError,
+    StallCallback,
+    Thread,
+    wait_until,
+)
 from manyhands_ucc.library import IN_PROGRESS, NO_MESSAGE, OK, Arguments, ContextParams, LibParams, Meeting, TeamParams, Ucc
 
 __all__ = ["Team"]
 
 _CARD_BYTES = 32 << 10
-_FIRST_STALL_S, _NEXT_STALL_S = 0.4, 0.5
-_PAUSE_S = 200e-6
-_SLOW_BYTES_PER_S = 250e6
-"""A collective that is slower than that waits for somebody."""
-_VERDICT_S = 1.0
-"""How long an error of UCC waits for the job to learn what caused it, such as a rank that died."""
 _LAST_S = 1.0
 """How long the end of UCC is waited for."""
 _abandoned: list[object] = []
 """Teams that UCC may still use, and the memory of the collectives that they did not end."""
-_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 @contextlib.contextmanager
@@ -55,7 +56,7 @@ def _variables(host: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-class Team:
+class Team(LibraryUse):
     """A team of all ranks.
 
     Parameters
@@ -77,12 +78,12 @@ class Team:
         Not all ranks came.
     """
 
+    pauses_s = (200e-6, 200e-6)
+
     def __init__(self, ucc: Ucc, bootstrap: Bootstrap, spin_s: float) -> None:
+        super().__init__("UCC", bootstrap.rank, bootstrap.world_size, spin_s)
         self._ucc = ucc
-        self._rank, self._size, self._spin_s = bootstrap.rank, bootstrap.world_size, spin_s
         self._changing = threading.Lock()
-        self._ended = ""
-        self._held: object = None
         self._lib, self._context, self._team = (ctypes.c_void_p() for _ in range(3))
         self._meet(bootstrap)
 
@@ -94,15 +95,15 @@ class Team:
         def gather(source: int, target: int, size: int, _: int, request: Any) -> int:
             """Give all ranks what each has; called by UCC, which knows no exceptions."""
             nonlocal meetings
-            if self._ended:  # when it ends, UCC would wait for all ranks
+            if self.ended:  # when it ends, UCC would wait for all ranks
                 return NO_MESSAGE
             try:
                 meetings += 1
                 mine = ctypes.string_at(source, size)
                 starts = range(0, size, _CARD_BYTES)
                 parts = [bootstrap.exchange(f"ucc {meetings} {start}", mine[start : start + _CARD_BYTES]) for start in starts]
-                whole = b"".join(part[rank] for rank in range(self._size) for part in parts)
-                if len(whole) != size * self._size:
+                whole = b"".join(part[rank] for rank in range(self.size) for part in parts)
+                if len(whole) != size * self.size:
                     raise BackendUnavailableError("UCC's ranks tell each other unlike things")
                 ctypes.memmove(target, whole, len(whole))
                 request[0] = None
@@ -120,7 +121,7 @@ class Team:
                 )
 
         ask = Meeting.Ask(lambda _: OK)
-        meeting = Meeting(Meeting.Gather(gather), ask, ask, None, self._size, self._rank)
+        meeting = Meeting(Meeting.Gather(gather), ask, ask, None, self.size, self.rank)
         self._meeting = meeting  # ctypes keeps no reference to what C calls
         try:
             with _variables(bootstrap.host):
@@ -134,26 +135,31 @@ class Team:
                 about_context = ContextParams(mask=1 << 2, oob=meeting)
                 must(ucc.context_create(self._lib, byref(about_context), config, byref(self._context)), "make a context")
                 ucc.context_config_release(config)
-            about_team = TeamParams(mask=1 << 2 | 1 << 4 | 1 << 7, ep=self._rank, oob=meeting)
+            about_team = TeamParams(mask=1 << 2 | 1 << 4 | 1 << 7, ep=self.rank, oob=meeting)
             must(ucc.team_create_post(byref(self._context), 1, byref(about_team), byref(self._team)), "make a team")
-            while (status := ucc.team_create_test(self._team)) == IN_PROGRESS:
-                ucc.context_progress(self._context)
-                if bootstrap.deadline.at <= time.monotonic():
-                    raise RendezvousError(
-                        "UCC did not connect the ranks in time: can they reach each other? See UCX_NET_DEVICES"
-                    )
-                _yield()
-            must(status, "make a team")
+            must(self._made(bootstrap.deadline), "make a team")
         except BaseException:
             _abandoned.append(self)
             raise
 
-    # Collectives
+    def _made(self, deadline: Deadline) -> int:
+        """Wait until UCC has connected the ranks, and return the status of that."""
+        status = IN_PROGRESS
 
-    def check(self) -> None:
-        """Raise `LinkLost` where nothing can be performed any more."""
-        if self._ended:
-            raise LinkLost((self._rank + 1) % self._size, self._ended)
+        def is_made() -> bool:
+            nonlocal status
+            status = int(self._ucc.team_create_test(self._team))
+            return status != IN_PROGRESS
+
+        try:
+            wait_until(is_made, lambda: self._ucc.context_progress(self._context), deadline, math.inf)
+        except TimeoutError:
+            raise RendezvousError(
+                "UCC did not connect the ranks in time: can they reach each other? See UCX_NET_DEVICES"
+            ) from None
+        return status
+
+    # Collectives
 
     def progress(self) -> None:
         """Let UCC move what others still wait for; raises as `check`."""
@@ -185,64 +191,45 @@ class Team:
             The deadline passed; likewise.
         """
         ucc, request = self._ucc, ctypes.c_void_p()
+        on_its_way = (arguments, memory)
         with self._changing:
             self.check()
-            self._held = (arguments, memory)
-            statuses = [ucc.collective_init(ctypes.byref(arguments), ctypes.byref(request), self._team)]
-            if statuses[0] == OK:
-                statuses.append(ucc.collective_post(request))
-        self._must(statuses[-1])
+            self.hold(on_its_way)
+            status = ucc.collective_init(ctypes.byref(arguments), ctypes.byref(request), self._team)
+            if status == OK:
+                status = ucc.collective_post(request)
+        self._must(status)
         self._wait(ctypes.cast(request, ctypes.POINTER(ctypes.c_int32)), nbytes, deadline, on_stall)
         with self._changing:
             self.check()
             ucc.collective_finalize(request)
-            self._held = None
+            self.release(on_its_way)
 
     def _wait(self, status: Any, nbytes: int, deadline: Deadline, on_stall: StallCallback) -> None:
-        began = time.monotonic()
-        awake_until = began + self._spin_s + nbytes / _SLOW_BYTES_PER_S
-        stalled_at = began + _FIRST_STALL_S
-        while True:
+        def is_done() -> bool:
             self.progress()  # which looks first whether the request is still to be touched
-            found = status[0]
-            if found != IN_PROGRESS:
-                return self._must(found)
-            now = time.monotonic()
-            if now >= deadline.at:
-                raise TimeoutError("UCC has not ended")
-            if now >= stalled_at:
-                on_stall([])  # UCC does not tell for whom it waits
-                stalled_at = now + _NEXT_STALL_S
-            if now < awake_until:
-                _yield()
-            else:
-                time.sleep(_PAUSE_S)
+            return bool(status[0] != IN_PROGRESS)
+
+        # UCC does not tell for whom it waits.
+        self.wait_for(is_done, nbytes, deadline, lambda _: on_stall([]))
+        self._must(status[0])
 
     def _must(self, status: int) -> None:
-        """Raise what a status says, once the job has had the time to learn of a death, which is often all that is wrong."""
-        if status == OK:
-            return
-        until = time.monotonic() + _VERDICT_S
-        while time.monotonic() < until:
-            self.check()
-            time.sleep(_PAUSE_S)
-        raise CommError(f"UCC failed: {self._ucc.why(status)}", rank=self._rank)
+        """Raise what a status says."""
+        if status != OK:
+            raise self.failure(self._ucc.why(status))
 
     # The end
 
-    def abort(self, reason: str) -> None:
-        """End every wait."""
-        self._ended = self._ended or reason
-
     def close(self) -> None:
         """Give everything back, but nothing where a collective has not ended, since UCC may still use it. Never blocks."""
-        self.abort("the backend was closed")
+        self.end("the backend was closed")
         with self._changing:
             team, self._team = self._team, ctypes.c_void_p()
         if not team.value:
             return
         _abandoned.append(self)
-        if self._held is not None:
+        if self.held:
             return
 
         def give_back() -> None:
