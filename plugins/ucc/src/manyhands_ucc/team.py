@@ -25,11 +25,11 @@ from manyhands.api import (
     Thread,
     wait_until,
 )
-from manyhands_ucc.library import IN_PROGRESS, NO_MESSAGE, OK, Arguments, ContextParams, LibParams, Meeting, TeamParams, Ucc
+from manyhands_ucc.library import IN_PROGRESS, OK, Arguments, ContextParams, LibParams, TeamParams, Ucc
+from manyhands_ucc.meetings import Meetings
 
 __all__ = ["Team"]
 
-_CARD_BYTES = 32 << 10
 _LAST_S = 1.0
 """How long the end of UCC is waited for."""
 _abandoned: list[object] = []
@@ -89,40 +89,16 @@ class Team(LibraryUse):
 
     def _meet(self, bootstrap: Bootstrap) -> None:
         ucc, byref = self._ucc, ctypes.byref
-        failures: list[BaseException] = []
-        meetings = 0
-
-        def gather(source: int, target: int, size: int, _: int, request: Any) -> int:
-            """Give all ranks what each has; called by UCC, which knows no exceptions."""
-            nonlocal meetings
-            if self.ended:  # when it ends, UCC would wait for all ranks
-                return NO_MESSAGE
-            try:
-                meetings += 1
-                mine = ctypes.string_at(source, size)
-                starts = range(0, size, _CARD_BYTES)
-                parts = [bootstrap.exchange(f"ucc {meetings} {start}", mine[start : start + _CARD_BYTES]) for start in starts]
-                whole = b"".join(part[rank] for rank in range(self.size) for part in parts)
-                if len(whole) != size * self.size:
-                    raise BackendUnavailableError("UCC's ranks tell each other unlike things")
-                ctypes.memmove(target, whole, len(whole))
-                request[0] = None
-            except BaseException as error:  # noqa: BLE001 - it is raised where UCC has returned
-                failures.append(error)
-                return NO_MESSAGE
-            return OK
+        meetings = self._meetings = Meetings(bootstrap, lambda: bool(self.ended))
 
         def must(status: int, what: str) -> None:
-            if failures:
-                raise failures[0]
+            if meetings.failure is not None:
+                raise meetings.failure
             if status != OK:
                 raise BackendUnavailableError(
                     f"UCC {ucc.words} cannot {what}: {ucc.why(status)}; UCC_TL_UCP_LOG_LEVEL=info says more"
                 )
 
-        ask = Meeting.Ask(lambda _: OK)
-        meeting = Meeting(Meeting.Gather(gather), ask, ask, None, self.size, self.rank)
-        self._meeting = meeting  # ctypes keeps no reference to what C calls
         try:
             with _variables(bootstrap.host):
                 config = ctypes.c_void_p()
@@ -132,10 +108,10 @@ class Team(LibraryUse):
                 ucc.lib_config_release(config)
                 must(ucc.context_config_read(self._lib, None, byref(config)), "read the configuration of a context")
                 # Without the meeting, an all_gather ended well where a rank had died.
-                about_context = ContextParams(mask=1 << 2, oob=meeting)
+                about_context = ContextParams(mask=1 << 2, oob=meetings.callbacks)
                 must(ucc.context_create(self._lib, byref(about_context), config, byref(self._context)), "make a context")
                 ucc.context_config_release(config)
-            about_team = TeamParams(mask=1 << 2 | 1 << 4 | 1 << 7, ep=self.rank, oob=meeting)
+            about_team = TeamParams(mask=1 << 2 | 1 << 4 | 1 << 7, ep=self.rank, oob=meetings.callbacks)
             must(ucc.team_create_post(byref(self._context), 1, byref(about_team), byref(self._team)), "make a team")
             must(self._made(bootstrap.deadline), "make a team")
         except BaseException:
