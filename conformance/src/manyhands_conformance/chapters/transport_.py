@@ -360,12 +360,14 @@ def check_header_mismatch(worlds: WorldMaker) -> None:
 def _lost(group: Group, channel: int, watcher: int) -> dict[str, Any] | None:
     transport = _opened(group, channel)
     if group.rank == 1:
-        group.recv(watcher)
+        for peer in (2 - watcher, watcher):  # a rank that still connects to one that has left fails, and the job with it
+            group.recv(peer)
         _backend(group).abort()  # and core does not know
         _backend(group).close()
-    if group.rank != watcher:
         return None
     group.send(np.ones(1), 1)
+    if group.rank != watcher:
+        return None
     transfers: list[Transfer] = []
 
     def wait() -> None:
