@@ -71,13 +71,16 @@ class LibraryMessage(Transfer):
         LinkLost
             The library gave up.
         """
-        requests = self.requests
+        requests, test = self.requests, self._transport.test
         while not self.done:
-            while requests:
-                request = requests.pop()  # one whose test raises is not tested again
-                if not self._transport.test(request, self.peer):
-                    requests.append(request)
-                    return False
+            try:
+                while requests:
+                    if not test(requests[-1], self.peer):
+                        return False
+                    requests.pop()
+            except BaseException:
+                requests.pop()  # which is not tested again
+                raise
             self.go_on()
         return True
 

@@ -46,7 +46,7 @@ class MpiBackend(MpiWorld, Backend):
         super().__init__(bootstrap, config)
         self._aborts = 0
         self._channels: dict[int, int] = {}
-        self.blocking: bool = self._parallel and config.native == "blocking"
+        self.blocking: bool = self.parallel and config.native == "blocking"
         self.agreement: Agreement | None = Agreement(self) if config.check else None
         self.watchdog: Watchdog = Watchdog(self)
         _backends.append(self)
@@ -95,25 +95,30 @@ class MpiTransport(PolledTransport):
         self._backend = backend
         self._channel = channel
         self._tag = tag
-        self._comm, self._byte = backend.comm, backend.mpi.BYTE
+        self._comm, self._byte, self._error = backend.comm, backend.mpi.BYTE, backend.mpi.Exception
+        self._lock, self._parallel = backend.lock, backend.parallel
 
     def start_send(self, peer: int, memory: bytes | memoryview) -> Any:
         """Start to send."""
-        with self._backend.lock:
+        with self._lock:
             return self._comm.Isend((memory, len(memory), self._byte), peer, self._tag)
 
     def start_receive(self, peer: int, memory: Any) -> Any:
         """Start to receive."""
-        with self._backend.lock:
+        with self._lock:
             return self._comm.Irecv((memory, len(memory), self._byte), peer, self._tag)
 
     def test(self, request: Any, peer: int) -> bool:
         """Let MPI work; return whether a request is done."""
         try:
-            with self._backend.lock:
-                return bool(request.Test())
-        except self._backend.mpi.Exception as error:
+            if self._parallel:
+                done: bool = request.Test()
+            else:
+                with self._lock:
+                    done = request.Test()
+        except self._error as error:
             raise LinkLost(peer, library.words(error)) from None
+        return done
 
     def close(self) -> None:
         """Give the tag back."""

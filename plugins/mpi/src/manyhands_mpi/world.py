@@ -51,6 +51,8 @@ class MpiWorld(LibraryUse):
         The module ``mpi4py.MPI``.
     comm
         A communicator of manyhands alone, in which ranks count as in the job.
+    parallel
+        Whether MPI serves several threads at a time.
     lock
         To be held during each call of an MPI that serves one thread at a time.
 
@@ -68,15 +70,15 @@ class MpiWorld(LibraryUse):
         self.config: MpiConfig = config
         super().__init__("MPI", bootstrap.rank, bootstrap.world_size, config.spin_us * 1e-6)
         self.mpi: Any = library.load(config.finalize_s)
-        self._parallel: bool = self.mpi.Query_thread() >= self.mpi.THREAD_MULTIPLE
-        self.lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if self._parallel else threading.Lock()
+        self.parallel: bool = self.mpi.Query_thread() >= self.mpi.THREAD_MULTIPLE
+        self.lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if self.parallel else threading.Lock()
         world = self.mpi.COMM_WORLD
         mine = _Card(
             size=world.size,
             native=config.native,
             check=config.check,
             library=library.name_of(self.mpi),
-            parallel=self._parallel,
+            parallel=self.parallel,
         )
         cards = read_cards(bootstrap.exchange("mpi", write_card(mine)), _Card)
         self._compare(cards)
@@ -114,7 +116,7 @@ class MpiWorld(LibraryUse):
         TimeoutError
             The deadline passed; the collective goes on.
         """
-        test = request.Test if self._parallel else self._locked(request.Test)
+        test = request.Test if self.parallel else self._locked(request.Test)
         for _ in range(_TRIES):
             if test():
                 return
