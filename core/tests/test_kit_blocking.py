@@ -25,3 +25,28 @@ def test_functions_that_block_run_at_once_and_threads_are_used_again():
     assert 4 <= len(used) <= 12
     calls.close()
     calls.close()
+
+
+def test_blocking_calls_one_after_the_other_share_threads():
+    calls = BlockingCalls("one by one")
+    for _ in range(100):
+        done = threading.Event()
+        calls.start(done.set)
+        assert done.wait(30)
+    made = [thread for thread in threading.enumerate() if thread.name == "one by one"]
+    assert 1 <= len(made) < 100
+    calls.close(30)
+    assert not any(thread.is_alive() for thread in made)
+
+
+def test_blocking_calls_close_waits_for_no_function_that_blocks_on():
+    calls, gate, begun = BlockingCalls("blocked"), threading.Event(), threading.Event()
+
+    def task() -> None:
+        begun.set()
+        gate.wait(30)
+
+    calls.start(task)
+    assert begun.wait(30)
+    calls.close(0.01)
+    gate.set()

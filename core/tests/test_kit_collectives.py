@@ -49,6 +49,14 @@ def test_divide_sum_rounds_once(dtype: type):
     assert (total == before).all()
 
 
+def test_divide_sum_divides_by_a_count_that_the_dtype_lacks():
+    total = np.array([257.0 * 2], ml_dtypes.bfloat16)
+    assert float(ml_dtypes.bfloat16(257)) != 257
+    expected = np.float32(total[0]) / np.float32(257)
+    divide_sum(total, 257)
+    assert total[0] == ml_dtypes.bfloat16(expected)
+
+
 def test_copy_own_copies_what_is_elsewhere():
     source, target = np.arange(6), np.zeros((2, 3), np.int64)
     copy_own(source[:0], target)

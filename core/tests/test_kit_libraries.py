@@ -82,6 +82,7 @@ def test_library_in_c_has_functions_version_and_path():
     libc = load_library(Libc, "libc", ["libnone.so.0", "libc.so.6"])
     assert libc.get_libc_version().decode() == libc.words
     assert libc.version > (2, 1)
+    assert type("Oldest", (Libc,), {"oldest": libc.version})("libc.so.6").version == libc.version
     assert "/libc.so" in libc.path
 
 
