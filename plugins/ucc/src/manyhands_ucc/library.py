@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from manyhands.api import BackendUnavailableError, CLibrary, load_library, loaded_libraries
 from manyhands_ucc import finding
@@ -143,11 +144,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 class Ucc(CLibrary):
     """The functions of one libucc, by their names without ``ucc_``."""
 
-    name = "UCC"
-    file = "libucc.so"
-    oldest = OLDEST
-    why_oldest = "before, sums of floats differed from rank to rank"
-    functions = _FUNCTIONS
+    name: ClassVar[str] = "UCC"
+    file: ClassVar[str] = "libucc.so"
+    oldest: ClassVar[tuple[int, ...]] = OLDEST
+    why_oldest: ClassVar[str] = "before, sums of floats differed from rank to rank"
+    functions: ClassVar[Mapping[str, tuple[Any, tuple[Any, ...]]]] = _FUNCTIONS
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

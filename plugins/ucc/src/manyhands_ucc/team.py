@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, ClassVar
 
 from manyhands.api import (
     BackendUnavailableError,
@@ -78,7 +78,7 @@ class Team(LibraryUse):
         Not all ranks came.
     """
 
-    pauses_s = (200e-6, 200e-6)
+    pauses_s: ClassVar[tuple[float, float]] = (200e-6, 200e-6)
 
     def __init__(self, ucc: Ucc, bootstrap: Bootstrap, spin_s: float) -> None:
         super().__init__("UCC", bootstrap.rank, bootstrap.world_size, spin_s)

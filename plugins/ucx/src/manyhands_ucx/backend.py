@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -112,7 +112,7 @@ class UcxBackend(Backend):
 class UcxTransport(LibraryTransport):
     """Messages of one channel. UCX keeps the order of messages with one tag."""
 
-    short_bytes = 16384 - HEADER_BYTES
+    short_bytes: ClassVar[int] = 16384 - HEADER_BYTES
 
     def __init__(self, backend: UcxBackend, channel: int) -> None:
         super().__init__(backend.worker)

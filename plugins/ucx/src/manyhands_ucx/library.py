@@ -6,9 +6,10 @@ The declarations are those of ``ucp.h``, which keep their meaning from 1.13 on: 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from manyhands.api import BackendUnavailableError, CLibrary, load_library
 from manyhands_ucx import finding
@@ -106,10 +107,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 class Ucp(CLibrary):
     """The functions of one libucp, by their names without ``ucp_``."""
 
-    name = "UCX"
-    file = finding.FILE
-    oldest = OLDEST
-    functions = _FUNCTIONS
+    name: ClassVar[str] = "UCX"
+    file: ClassVar[str] = finding.FILE
+    oldest: ClassVar[tuple[int, ...]] = OLDEST
+    functions: ClassVar[Mapping[str, tuple[Any, tuple[Any, ...]]]] = _FUNCTIONS
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

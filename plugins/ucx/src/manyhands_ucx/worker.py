@@ -197,7 +197,9 @@ class Worker(LibraryUse):
         until = time.monotonic() + _LAST_WORDS_S
         while True:
             self._progress(self.handle)
-            self.held = {key: message for key, message in self.held.items() if not self._give_up(message)}
+            for message in list(self.held.values()):
+                if self._give_up(message):
+                    self.release(message)
             closing = [request for request in closing if self.test(request) == IN_PROGRESS]
             if not self.held and not closing:
                 return True
