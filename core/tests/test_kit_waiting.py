@@ -39,3 +39,17 @@ def test_a_long_wait_says_so_also_while_it_spins(monkeypatch: pytest.MonkeyPatch
     said: list[float] = []
     wait_until(lambda: len(said) == 3, nothing, Deadline(1e9), spin_s, lambda: said.append(next(ticks)))
     assert said == pytest.approx([0.4, 0.9, 1.4], abs=0.05)
+
+
+def test_wait_until_sleeps_longer_each_time_and_not_past_the_deadline(monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(now=0.0, slept=[])
+
+    def sleep(seconds: float) -> None:
+        clock.slept.append(seconds)
+        clock.now += seconds
+
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    deadline = Deadline(10.0, lambda: clock.now)
+    with pytest.raises(TimeoutError):
+        wait_until(lambda: False, nothing, deadline, 0.0, None, (1.0, 3.0))
+    assert clock.slept == [1.0, 1.5, 2.25, 3.0, 2.25]
