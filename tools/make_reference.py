@@ -42,9 +42,9 @@ CORE = Reference(
     """\
 # Reference
 
-Every public name, with its arguments and its errors. This page is made from the docstrings by `tools/make_reference.py`, and a test
-holds it current. `help(manyhands.Group.all_reduce)` shows the same in Python. What a plugin may import is in [plugins.md](plugins.md), and the
-training layers have [a page of their own](reference-parallel.md).
+Every public name, with its arguments and its errors. `tools/make_reference.py` makes this page from the docstrings, and a test keeps it up to
+date. `help(manyhands.Group.all_reduce)` shows the same in Python. [plugins.md](plugins.md) says what a plugin may import. The training layers have
+[their own page](reference-parallel.md).
 """,
     "`import manyhands as mh`",
 )
@@ -54,9 +54,9 @@ PARALLEL = Reference(
     """\
 # Reference of the training layers
 
-Every public name of `manyhands_parallel`, with its arguments and its errors: functions, classes, errors, and then what the modules
-`mp.compress`, `mp.jax` and `mp.torch` have. [parallel.md](parallel.md) shows how all of it is used. Groups, meshes and their errors are in the
-[reference of manyhands](reference.md). This page is made from the docstrings, as that one is.
+Every public name of `manyhands_parallel`, with its arguments and its errors: functions, classes, errors, and then the names of the modules
+`mp.compress`, `mp.jax` and `mp.torch`. [parallel.md](parallel.md) shows how to use them. Groups, meshes and their errors are in the
+[reference of manyhands](reference.md). Like that page, this one is made from the docstrings.
 """,
     "`import manyhands_parallel as mp`",
 )
@@ -66,8 +66,8 @@ API = Reference(
     """\
 # Reference of the plugin API
 
-All that a plugin may import, with what it must do, what core promises, and what is raised. [plugins.md](plugins.md) shows how a plugin is
-written, and says what of this is promised for how long. This page is made from the docstrings by `tools/make_reference.py`.
+Everything that a plugin may import: what a plugin must do, what core promises, and which errors are raised. [plugins.md](plugins.md) shows how
+to write a plugin, and says which promises hold for how long. `tools/make_reference.py` makes this page from the docstrings.
 """,
     "",
 )
@@ -213,14 +213,20 @@ def write_words(page: Page, thing: Any, name: str, owner: str) -> None:
             page.add("\n\n".join(examples))
         elif kind in TITLES:
             page.add(f"**{TITLES[kind]}**")
+            remarks = []
             for description, entries in groupby(section.value, lambda entry: entry.description):
+                if kind == "raises" and not description:  # Griffe takes a paragraph below the list for an error's name
+                    remarks += [page.words(str(entry.annotation), owner) for entry in entries]
+                    continue
                 if kind in {"returns", "yields", "raises"}:
                     labels = [page.linked(str(entry.annotation or "").strip("()")) for entry in entries]
                 else:
                     labels = [f"`{entry.name}`" for entry in entries]
                 words = " ".join(page.words(description, owner).split())
                 page.lines.append(f"- {', '.join(labels)}: {words}")
-            page.lines.append("")
+            page.add()
+            for remark in remarks:
+                page.add(remark)
         elif kind == "admonition":  # Notes, See Also
             page.add(f"**{section.title}**")
             page.add(page.words(section.value.description, owner))

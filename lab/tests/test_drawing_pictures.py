@@ -78,7 +78,7 @@ def test_every_algorithm_is_described_with_its_picture_cost_and_order(algorithm:
 
 def test_what_the_default_table_never_takes_is_said_to_be_for_the_config_alone() -> None:
     taken = {(rule.collective.value, rule.algorithm) for rule in default_rules()}
-    assert {key for key, text in sections().items() if "- Chosen: only where the config asks for it" in text} == set(
+    assert {key for key, text in sections().items() if "- Chosen: only if the config names it" in text} == set(
         sections()
     ) - taken
 

@@ -30,6 +30,11 @@ def test_the_reference_is_current(tool: ModuleType, which: str) -> None:
     assert reference.file.read_text(encoding="utf-8") == tool.page_of(reference), "run `python tools/make_reference.py`"
 
 
+@pytest.mark.parametrize("which", ["CORE", "PARALLEL", "API"])
+def test_reference_entries_all_have_descriptions(tool: ModuleType, which: str) -> None:
+    assert re.findall(r"^- .*: *$", tool.page_of(getattr(tool, which)), re.MULTILINE) == []
+
+
 def anchors_of(tool: ModuleType, page: str) -> set[str]:
     return {tool.anchor(name) for name in re.findall(r"^#+ (.+)$", page, re.MULTILINE)} | set(
         re.findall(r'<a id="(\w+)"', page)

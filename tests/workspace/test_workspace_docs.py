@@ -13,7 +13,12 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 
 def pages(repository: Path) -> list[Path]:
     """The pages that people read."""
-    folders = [".", "docs", *(str(path.parent.relative_to(repository)) for path in repository.glob("*/README.md"))]
+    folders = [
+        ".",
+        "docs",
+        "docs/measured",
+        *(str(path.parent.relative_to(repository)) for path in repository.glob("*/README.md")),
+    ]
     folders += [str(path.parent.relative_to(repository)) for path in repository.glob("plugins/*/README.md")]
     return sorted({path for folder in folders for path in (repository / folder).glob("*.md")})
 
