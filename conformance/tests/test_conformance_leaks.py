@@ -109,8 +109,8 @@ def ended(**facts: Any) -> Outcome:
         (None, "rank 2 did not return, or ended without a word"),
         (Outcome(None, ("OSError",)), "rank 2 raised OSError"),
         (ended(errors=()), "rank 2 got no error"),
-        (ended(peer=0), "rank 2 was told of rank 0"),
-        (ended(ended=patience.PROMPT_S + 1), "rank 2 was told after 21.0 s"),
+        (ended(peer=0), "rank 2 got an error about rank 0"),
+        (ended(ended=patience.PROMPT_S + 1), "rank 2 learned of it after 21.0 s"),
     ],
 )
 def test_each_way_not_to_be_told_of_a_death_is_found(told: Outcome | None, words: str) -> None:

@@ -128,4 +128,4 @@ def test_ranks_of_several_systems_pass_over_what_is_for_one_host() -> None:
     names, passed_over = _rank([_Card("x", [NEAR, FAR]), _Card("y", [NEAR, FAR])])
 
     assert names == ["far"]
-    assert passed_over == [("near", "it is for ranks of one host, and these are on several")]
+    assert passed_over == [("near", "it is for ranks of one host, but these are on several")]

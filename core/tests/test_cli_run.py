@@ -116,7 +116,7 @@ def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp
     (tmp_path / "h.py").write_text("")
     monkeypatch.setattr("manyhands.launch.processes.run_job", lambda *_: 0)
     assert main(["run", "--backend", "tcp", "h.py", "-n", "4"]) == 0
-    assert "so that one rank runs; to run 4 ranks: manyhands run -n 4 h.py" in capsys.readouterr().err
+    assert "and only one rank runs; to run 4 ranks: manyhands run -n 4 h.py" in capsys.readouterr().err
     assert main(["run", "-n", "1", "--backend", "tcp", "h.py", "-n", "4"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -142,7 +142,7 @@ def test_a_run_of_several_hosts_gets_its_name_or_a_warning(capsys, monkeypatch, 
     words = ["--nnodes", "2", "--rendezvous", "127.0.0.1:29500", "--backend", "tcp"]
     assert main(["run", *words, *option, "h.py"]) == 0
     assert jobs[0].environ.get("MANYHANDS_RUN_ID") == name
-    assert ("without --run-id, a launcher that is left over" in capsys.readouterr().err) == (name is None)
+    assert ("without --run-id, a launcher left over" in capsys.readouterr().err) == (name is None)
 
 
 def test_a_folder_that_was_removed_is_no_obstacle(run_python: Callable[..., CompletedProcess[str]]):
@@ -191,9 +191,9 @@ def test_a_mistake_is_reported_as_it_always_is(capsys, tmp_path, monkeypatch):
         ("manyhands.cli.main.run", "manyhands: ended by SIGINT, while it started"),
         (
             "manyhands.launch.resolve.resolve_launcher",
-            "manyhands run: ended by SIGINT, while it read the configuration and looked for the backend",
+            "manyhands run: ended by SIGINT, while it was reading the configuration and looking for the backend",
         ),
-        ("manyhands.launch.processes.run_job", "manyhands run: ended by SIGINT, while it got ready to start the ranks"),
+        ("manyhands.launch.processes.run_job", "manyhands run: ended by SIGINT, while it was getting ready to start the ranks"),
     ],
 )
 def test_an_interrupt_before_the_ranks_are_there_says_what_was_going_on(capsys, monkeypatch, tmp_path, where, said):

@@ -214,7 +214,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             "backend",
             {"alpha": {"mode": "safe"}},
             (
-                "backend = {'alpha': {'mode': 'safe'}}: expected the name of a backend; what one is told stands in the table "
+                "backend = {'alpha': {'mode': 'safe'}}: expected the name of a backend; its settings belong in the table "
                 "[backends.NAME]"
             ),
         ),

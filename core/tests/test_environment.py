@@ -209,7 +209,7 @@ def test_plain_python_is_no_launch(environ: dict[str, str]) -> None:
         ),
         pytest.param(SLURM | {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "8"}, "Slurm has 8 tasks", id="slurm bash"),
         *(
-            pytest.param({name: "1"}, f"{name}=1: somebody seems to have started", id=name)
+            pytest.param({name: "1"}, f"{name}=1: this process seems to be one of several", id=name)
             for name in ("OMPI_COMM_WORLD_SIZE", "PMI_ID", "ALPS_APP_PE", "HOROVOD_RANK", "LOCAL_RANK", "JOB_COMPLETION_INDEX")
         ),
     ],

@@ -243,7 +243,7 @@ def test_a_pipe_among_the_records_is_left_out_and_not_waited_for(tmp_path: Path)
     (tmp_path / "x-rank-0.json").write_bytes(msgspec.json.encode(dump(0, [], 1)))
     jobs, left_out = read_jobs([tmp_path])
     assert [job.name for job in jobs] == ["abcd"]
-    assert "no regular file" in left_out[0]
+    assert "not a regular file" in left_out[0]
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ def test_nothing_is_left_where_the_name_cannot_be_had(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_waited_for_and_nothing_larger_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path(os.devnull)):
-        with pytest.raises(UsageError, match="no regular file"):
+        with pytest.raises(UsageError, match="not a regular file"):
             read_regular(path, 10)
     (tmp_path / "file").write_bytes(bytes(11))
     assert read_regular(tmp_path / "file", 11) == bytes(11)
-    with pytest.raises(UsageError, match="it has 11 bytes, and may have 10"):
+    with pytest.raises(UsageError, match="it has 11 bytes, but at most 10 are allowed"):
         read_regular(tmp_path / "file", 10)

@@ -258,7 +258,7 @@ def test_how_a_rank_ended_is_told(tmp_path: Path, end: str, code: int, how: str)
     done = launch(tmp_path, script, ranks=2)
     assert done.returncode == code
     assert f"manyhands run: rank 0 failed first: {how}\n" in done.stderr
-    assert done.stderr.endswith("last that it wrote to its standard error:\nlast words\n")
+    assert done.stderr.endswith("the end of its standard error:\nlast words\n")
 
 
 def test_a_rank_that_only_heard_of_a_failure_is_not_blamed(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_what_ended_a_job_that_had_survived_others_is_the_last_before_ranks_gave
     first, survived = last_straw([gave_up, later, raised, dead])
     assert (first, survived) == (raised, [dead])
     assert report(first, [0], [], survived).splitlines()[:2] == [
-        "manyhands run: rank 1 failed, and the others went on: killed by SIGKILL",
+        "manyhands run: rank 1 failed, and the others continued: killed by SIGKILL",
         "manyhands run: rank 2 failed then: exit code 1",
     ]
 
@@ -242,7 +242,11 @@ def test_who_exits_because_of_a_death_is_not_what_ended_the_job() -> None:
 @pytest.mark.parametrize(
     ("error", "launched", "said"),
     [
-        (AbortedError("long words"), True, "manyhands.errors.AbortedError at {here}: manyhands run says why, in the end\n"),
+        (
+            AbortedError("long words"),
+            True,
+            "manyhands.errors.AbortedError at {here}: see the end of the output of manyhands run for the reason\n",
+        ),
         (AbortedError("long words"), False, "manyhands.errors.AbortedError: long words\n"),
         (KeyboardInterrupt(), True, ""),
     ],
@@ -330,5 +334,5 @@ def test_of_very_many_that_were_lost_only_the_last_are_shown() -> None:
     assert lines[:2] == ["manyhands run: 30 ranks failed, and all others ended well", "manyhands run: the last 10 of them:"]
     assert lines[2:] == [f"manyhands run: rank {rank}: killed by SIGKILL" for rank in range(20, 30)]
     lines = report(lost[-1], [], [], lost[:-1]).splitlines()
-    assert lines[0] == "manyhands run: 29 ranks failed, and the others went on; the last 10 of them:"
-    assert lines[1] == "manyhands run: rank 19 failed, and the others went on: killed by SIGKILL"
+    assert lines[0] == "manyhands run: 29 ranks failed, and the others continued; the last 10 of them:"
+    assert lines[1] == "manyhands run: rank 19 failed, and the others continued: killed by SIGKILL"

@@ -264,7 +264,7 @@ def test_a_job_does_without_a_server_that_cannot_be(tmp_path: Path, capfd: pytes
 def test_why_ranks_are_not_forked_is_said_where_it_is_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "program").write_text("")
     job = Launch(str(tmp_path / "program"), verbose=True)
-    told = f"manyhands run: each rank begins as a Python of its own: '{tmp_path / 'program'}' is no .py file\n"
+    told = f"manyhands run: each rank begins as a Python of its own: '{tmp_path / 'program'}' is not a .py file\n"
     assert (run_job(job), capfd.readouterr()) == (0, ("", told))
     assert (run_job(replace(job, fork=False)), capfd.readouterr()) == (0, ("", ""))
     assert (run_job(job, os.environ | {"PYTHONVERBOSE": "1"}), "PYTHONVERBOSE is set" in capfd.readouterr().err) == (0, True)

@@ -175,7 +175,7 @@ def test_a_full_disk_is_told_on_the_other_output_and_ends_nothing(terminal: Term
     other.show()
     stream.feed(b"one\n")
     stream.feed(b"two\n")
-    told = b"manyhands run: standard output cannot be written (No space left on device): the job goes on, and what it prints there is lost\n"
+    told = b"manyhands run: standard output cannot be written (No space left on device): the job continues, but its output there is lost\n"
     assert terminal.shown() == b"[1] half\n" + told
     assert not out.broken
     reader, writer = os.pipe()

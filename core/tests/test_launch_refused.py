@@ -51,7 +51,7 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_an_address_of_another_host_is_named() -> None:
-    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1:\d+: that is no address of this host"):
+    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1:\d+: this host has no such address"):
         arrange_meeting(Launch("x", rendezvous="192.0.2.1:29500"), {})
 
 

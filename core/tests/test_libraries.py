@@ -255,7 +255,7 @@ def test_host_memory_is_read_and_written_through_dlpack():
         library.write(value)[...] = 7
         np.testing.assert_array_equal(memory, 7)
     else:  # what NumPy before 2.2.5 reads through DLPack, it does not write to
-        with pytest.raises(LayoutError, match=r"out= is a Foreign that .* does not tell that it may be written to"):
+        with pytest.raises(LayoutError, match=r"out= is a Foreign that .* does not say that it is writable"):
             library.write(value)
     pinned = Foreign(memory, (3, 0))
     assert np.shares_memory(library.read(pinned), memory)

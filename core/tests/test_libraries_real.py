@@ -198,7 +198,7 @@ def test_well_aligned_results_become_arrays_of_jax_without_a_copy():
 
 def test_arrays_of_jax_take_no_results():
     value = jnp.zeros(3)
-    with pytest.raises(LayoutError, match=r"JAX.*never change.*leave out= away"):
+    with pytest.raises(LayoutError, match=r"JAX.*cannot be changed.*leave out= out"):
         library_of(value).write(value)
 
 

@@ -281,7 +281,7 @@ def server(talk: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
 def test_another_program_is_recognised_by_its_first_bytes() -> None:
     with (
         server(lambda sock: sock.sendall(b"220 mail.example.org ESMTP")) as address,
-        pytest.raises(RendezvousError, match=r"not a manyhands job: it said b'220"),
+        pytest.raises(RendezvousError, match=r"not a manyhands job: it sent b'220"),
     ):
         dial(address, CREDENTIALS, b"", Deadline(PATIENCE_S))
 
@@ -409,7 +409,7 @@ def test_who_is_dropped_for_a_newcomer_dials_again(door: Door, monkeypatch: pyte
 def test_a_port_in_use_and_a_foreign_address_are_told() -> None:
     with bind("127.0.0.1", 0) as first, pytest.raises(RendezvousError, match="in use"):
         bind("127.0.0.1", first.getsockname()[1])
-    with pytest.raises(RendezvousError, match="no address of this host"):
+    with pytest.raises(RendezvousError, match="no such address"):
         bind("198.51.100.7", 0)
 
 
@@ -418,7 +418,7 @@ def test_a_name_that_does_not_resolve_is_told(monkeypatch: pytest.MonkeyPatch) -
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)  # a real resolver may take as long as it likes
-    with pytest.raises(RendezvousError, match=r"does not resolve \(Name or service not known\)"):
+    with pytest.raises(RendezvousError, match=r"cannot be resolved \(Name or service not known\)"):
         bind("no-such-host.invalid", 0)
 
 
@@ -508,7 +508,7 @@ def test_frames_are_sent_in_order(line: Line) -> None:
 def test_a_frame_that_is_too_long_is_refused_before_it_comes(line: Line, length: int) -> None:
     announced = struct.pack("<I", length)
     line.raw.sendall(announced + line.seal.of(announced))
-    assert line.lost.get(timeout=PATIENCE_S) == f"a frame of {length} bytes was announced, and 1000 are allowed"
+    assert line.lost.get(timeout=PATIENCE_S) == f"a frame of {length} bytes was announced, but at most 1000 are allowed"
     assert line.raw.recv(1) == b""
     assert line.frames.get_nowait() is None  # told as a frame that cannot be read
     assert line.frames.empty()

@@ -76,12 +76,12 @@ def test_a_config_may_be_named_and_is_imported_when_it_is_asked_for(plugins: Plu
     assert module not in sys.modules
     assert manager.config_kind(good)().birds == 2  # type: ignore[attr-defined]
     for name, error, words in (
-        ("absent", PluginError, "names its config '.*:Other', and there is no such class"),
+        ("absent", PluginError, "names its config '.*:Other', but there is no such class"),
         ("none", BackendUnavailableError, "No module named 'no_such_module'"),
         (
             "other",
             PluginError,
-            "names its config 'os:getcwd', and that is no subclass of manyhands.api.BackendConfig and no frozen dataclass",
+            "names its config 'os:getcwd', which is neither a subclass of manyhands.api.BackendConfig nor a frozen dataclass",
         ),
     ):
         with pytest.raises(error, match=words):
@@ -145,7 +145,9 @@ def test_a_core_takes_plugins_of_its_version_and_of_the_one_before(
 
     assert [manager.describe(f"of{version}").api_version for version in (2, 3)] == [2, 3]
     for name, upgrade in [("silent", "dist-silent"), ("of1", "dist-of1"), ("of4", "manyhands-core")]:
-        with pytest.raises(ApiVersionError, match=rf"this manyhands-core takes versions 2 and 3; try: .*--upgrade {upgrade}$"):
+        with pytest.raises(
+            ApiVersionError, match=rf"this manyhands-core supports versions 2 and 3; try: .*--upgrade {upgrade}$"
+        ):
             manager.describe(name)
 
 

@@ -68,11 +68,11 @@ SOURCES = {
     ),
     "argument": (
         "from manyhands.api import hookimpl\n@hookimpl\ndef manyhands_register_backends(config): return []",
-        r"implements a hook wrongly: (?s:.*)Argument\(s\) {'config'}",
+        r"has a wrong implementation of a hook: (?s:.*)Argument\(s\) {'config'}",
     ),
     "hook": (
         "from manyhands.api import hookimpl\n@hookimpl\ndef manyhands_register_backend(): return []",
-        r"implements 'manyhands_register_backend', which is no hook of manyhands; did it mean 'manyhands_register_backends'\?",
+        r"implements 'manyhands_register_backend', which is not a hook of manyhands; did it mean 'manyhands_register_backends'\?",
     ),
     "old": (
         "from manyhands.api import Pigeon",
@@ -245,7 +245,7 @@ def test_auto_goes_on_from_a_factory_that_makes_no_backend(world: Callable[..., 
 def test_a_factory_that_returns_nonsense_is_named_to_who_asks_for_it(world: Callable[..., Any]) -> None:
     outcomes, module = world("nonsense", "wrong")
     words = (
-        rf"^the factory '{module.__name__}:nonsense' of the backend 'wrong' of dist-wrong 1\.0 returned 'pigeon', and not a "
+        rf"^the factory '{module.__name__}:nonsense' of the backend 'wrong' of dist-wrong 1\.0 returned 'pigeon' instead of a "
     )
     errors = [each for each in outcomes if isinstance(each, PluginError)]
     assert errors

@@ -26,8 +26,8 @@ ME, ROOT, ANOTHER = 1000, 0, 1001
         (0o440, ROOT, ROOT, ""),
         (0o644, ROOT, ME, "(mode 0644)"),  # as Kubernetes mounts it by default
         (0o660, ROOT, ME, "(mode 0660)"),
-        (0o600, ANOTHER, ME, "belongs to another user of this host (number 1001)"),
-        (0o600, ANOTHER, ROOT, "belongs to another user of this host (number 1001)"),
+        (0o600, ANOTHER, ME, "belongs to another user of this host (uid 1001)"),
+        (0o600, ANOTHER, ROOT, "belongs to another user of this host (uid 1001)"),
     ],
 )
 def test_who_can_read_a_secret_file(mode: int, owner: int, me: int, words: str) -> None:

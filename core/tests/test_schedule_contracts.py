@@ -150,7 +150,7 @@ def test_chunks_that_are_those_of_no_contract_are_refused_with_what_is_expected(
     collective: Collective, chunks: tuple[int, int], expected: str
 ) -> None:
     made = Schedule(collective, "handmade", 2, 3, 1, *chunks, (), ())
-    words = rf"rank 2 declares {chunks[0]} input chunks and {chunks[1]} output chunks, and expected are {expected}$"
+    words = rf"rank 2 declares {chunks[0]} input chunks and {chunks[1]} output chunks; expected {expected}$"
     with pytest.raises(MalformedScheduleError, match=words) as caught:
         Contract.of(made)
     assert caught.value.rank == 2

@@ -40,8 +40,8 @@ def test_a_step_that_waits_for_a_send_before_the_receive_for_which_the_peer_wait
         check_in_order(schedules)
     assert str(found.value) == (
         "one after the other, 4 of 10 steps can run, and then each of these ranks waits for the next: "
-        "rank 0, step 2 (Copy) waits until rank 1 receives by step 3 what step 1 sends -> "
-        "rank 1, step 2 (Copy) waits until rank 0 receives by step 3 what step 1 sends -> rank 0"
+        "rank 0, step 2 (Copy) waits until rank 1 receives by step 3 the message that step 1 sends -> "
+        "rank 1, step 2 (Copy) waits until rank 0 receives by step 3 the message that step 1 sends -> rank 0"
     )
     assert (found.value.rank, found.value.step) == (0, 2)
 
@@ -60,8 +60,8 @@ def test_a_receive_that_stands_before_what_its_message_depends_on_is_told() -> N
     )
     verify(schedules, ordered=True)
     words = (
-        r"0 of 6 steps can run.*: rank 0, step 0 \(Recv\) waits for what rank 1 sends by step 1 -> "
-        r"rank 1, step 0 \(RecvReduce\) waits for what rank 0 sends by step 2 -> rank 0$"
+        r"0 of 6 steps can run.*: rank 0, step 0 \(Recv\) waits for the message that rank 1 sends by step 1 -> "
+        r"rank 1, step 0 \(RecvReduce\) waits for the message that rank 0 sends by step 2 -> rank 0$"
     )
     with pytest.raises(ScheduleDeadlockError, match=words):
         check_in_order(schedules)
@@ -82,7 +82,8 @@ def test_what_comes_after_a_send_comes_after_the_sends_before_that_too(between: 
     one: list[Step] = [Copy(KEPT, IN), Send(0, KEPT, (0,)), Copy(KEPT, IN, (1,)), Recv(0, CAME)]
     two: list[Step] = [Recv(0, between and CAME)]
     with pytest.raises(
-        ScheduleDeadlockError, match=r"6 of 10.*: rank 0, step 3 \(Copy\) waits until rank 1 receives by step 3 what step 1"
+        ScheduleDeadlockError,
+        match=r"6 of 10.*: rank 0, step 3 \(Copy\) waits until rank 1 receives by step 3 the message that step 1",
     ):
         check_in_order(world(zero, one, two))
     check_in_order(world([*zero[:3], zero[4], zero[3]], one, two))
@@ -93,7 +94,8 @@ def test_the_last_of_several_sends_to_one_rank_is_waited_for() -> None:
     for after in ((1, 2), (2, 1)):
         zero: list[Step] = [Copy(KEPT, IN), Send(1, KEPT, (0,)), Send(1, KEPT, (0,)), Copy(KEPT, IN, after), Recv(1, CAME)]
         with pytest.raises(
-            ScheduleDeadlockError, match=r"rank 0, step 3 \(Copy\) waits until rank 1 receives by step 3 what step 2"
+            ScheduleDeadlockError,
+            match=r"rank 0, step 3 \(Copy\) waits until rank 1 receives by step 3 the message that step 2",
         ):
             check_in_order(world(zero, one))
         check_in_order(world(zero, [*one[:2], Recv(0, KEPT), Copy(OUT, IN, (1,))]))

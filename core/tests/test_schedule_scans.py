@@ -52,6 +52,6 @@ def test_the_reproducible_scan_is_from_left_to_right() -> None:
     caught(
         OrderError,
         [prefix.scan(rank, 4) for rank in range(4)],
-        r"rank 2, .* is \(r0 op \(r1 op r2\)\), and expected is \(\(r0 op r1\) op r2\), as in",
+        r"rank 2, .* is \(r0 op \(r1 op r2\)\); expected \(\(r0 op r1\) op r2\), as in",
         canonical=True,
     )

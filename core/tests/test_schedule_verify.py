@@ -112,13 +112,13 @@ def test_ranks_that_exchange_their_roles_in_place_are_found() -> None:
     ("step", "message"),
     [
         (Copy(IN, OUT), "rank 0, step 1: it writes input chunk 0"),
-        (Copy(Ref(OUTPUT, 1), IN), "rank 0, step 1: it names output chunk 1, and there are 1 output chunks"),
+        (Copy(Ref(OUTPUT, 1), IN), "rank 0, step 1: it names output chunk 1, but there are 1 output chunks"),
         (Copy(Ref(OUTPUT, 0, 2), IN), "rank 0, step 1: it names output chunks 0 to 1"),
         (Copy(Ref(OUTPUT, -1), IN), "rank 0, step 1: it names output chunk -1"),
         (Copy(Ref(OUTPUT, 0, 0), Ref(INPUT, 0, 0)), "rank 0, step 1: it names"),
         (Copy(TMP, IN), "there are 0 scratch chunks"),
         (Send(0, IN), "rank 0, step 1: its peer is rank 0"),
-        (Send(2, IN), "rank 0, step 1: its peer is rank 2, and expected is another rank of 0 to 1"),
+        (Send(2, IN), "rank 0, step 1: its peer is rank 2; expected another rank of 0 to 1"),
         (Send(1, IN, (1,)), "rank 0, step 1: it comes after step 1"),
         (Send(1, IN, (-1,)), "rank 0, step 1: it comes after step -1"),
     ],
@@ -141,7 +141,7 @@ def test_a_run_of_scratch_is_as_many_chunks_each_of_its_own_size() -> None:
     run = Ref(SCRATCH, 1, 3)
     steps = (Copy(run, Ref(INPUT, 0, 3)), Copy(Ref(OUTPUT, 0, 3), run, (0,)))
     verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 2), Ref(OUTPUT, 0, 3))))
-    with pytest.raises(MalformedScheduleError, match="input chunks 0 to 2 and scratch chunks 1 to 3 are not of one size"):
+    with pytest.raises(MalformedScheduleError, match="input chunks 0 to 2 and scratch chunks 1 to 3 differ in size"):
         verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 0, 3), Ref(OUTPUT, 0))))
     with pytest.raises(MalformedScheduleError, match="there are 3 scratch chunks"):
         verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 0, 3),)))
@@ -150,7 +150,7 @@ def test_a_run_of_scratch_is_as_many_chunks_each_of_its_own_size() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rank": 0}, "position 1 has rank 0, and expected is 1"),
+        ({"rank": 0}, "position 1 has rank 0; expected 1"),
         ({"size": 3}, "position 1 has size 3"),
         ({"collective": Collective.REDUCE}, "position 1 has collective"),
         ({"root": 1}, "position 1 has root 1"),

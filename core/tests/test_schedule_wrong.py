@@ -49,11 +49,11 @@ def test_a_ring_that_stops_one_step_early_loses_a_chunk() -> None:
 
 
 def test_the_words_name_whose_contribution_is_missing_and_what_is_expected() -> None:
-    missing = "contributions of rank 2 0 times, and expected is the contribution of every rank 0 to 2 once$"
+    missing = "contributions of rank 2 0 times; expected the contribution of every rank 0 to 2 once$"
     schedules = world(REDUCE, (RecvReduce(1, OUT, IN),), (Send(0, IN),), ())
     caught(WrongResultError, schedules, missing)
     other = world(GATHER, (Copy(OUT, IN), Copy(outs(1), IN)), (), chunks=(1, 2), even=True)
-    alone = "contributions of rank 0 1 times, of rank 1 0 times, and expected is the contribution of rank 1 alone$"
+    alone = "contributions of rank 0 1 times, of rank 1 0 times; expected the contribution of rank 1 alone$"
     caught(WrongResultError, other, alone)
 
 
@@ -82,9 +82,9 @@ def test_two_partial_results_that_cross_are_found_although_their_sizes_fit() -> 
     zero = (Recv(1, tmps(0)), Recv(1, tmps(1)), Copy(outs(0), tmps(1), (1,)), Copy(outs(1), tmps(0), (0,)))
     one = (Send(0, ins(0)), Send(0, ins(1)))
     schedules = world(GATHER, zero, one, chunks=(2, 4), scratch=(outs(2), outs(3)))
-    caught(MalformedScheduleError, schedules, "not of one size")
+    caught(MalformedScheduleError, schedules, "differ in size")
     even = world(GATHER, zero, one, chunks=(2, 4), scratch=(outs(2), outs(3)), even=True)
-    caught(MalformedScheduleError, even, "scratch chunk 1 and output chunk 0 are not of one size")
+    caught(MalformedScheduleError, even, "scratch chunk 1 and output chunk 0 differ in size")
 
 
 def test_a_send_to_the_wrong_of_two_alike_ranks_is_found() -> None:
@@ -254,7 +254,7 @@ def test_one_rank_that_groups_the_same_operands_in_another_way_is_found() -> Non
     )
     grouped = world(ALL_REDUCE, *(gathered(rank, other=True) for rank in range(3)), scratch=alike)
     assert verify(grouped, ordered=True).canonical is False
-    caught(OrderError, grouped, r"expected is \(\(r0 op r1\) op r2\), as in every reproducible reduction", canonical=True)
+    caught(OrderError, grouped, r"expected \(\(r0 op r1\) op r2\), as in every reproducible reduction", canonical=True)
 
 
 @pytest.mark.parametrize("collective", [REDUCE, REDUCE_SCATTER])
@@ -360,12 +360,12 @@ def test_a_message_of_another_size_than_its_receive_is_found(sent: Ref | None, t
 
 def test_operands_of_other_sizes_are_found() -> None:
     for step in (Reduce(outs(0), ins(1), ins(0)), Reduce(outs(0), ins(0), ins(1)), Copy(outs(0), ins(1))):
-        caught(MalformedScheduleError, world(ALL_REDUCE, (step,), chunks=(2, 2)), "are not of one size")
+        caught(MalformedScheduleError, world(ALL_REDUCE, (step,), chunks=(2, 2)), "differ in size")
     zero, one = (RecvReduce(1, outs(0), ins(1)),), (Send(0, ins(0)),)
     caught(
         MalformedScheduleError,
         world(ALL_REDUCE, zero, one, chunks=(2, 2)),
-        "input chunk 1 and output chunk 0 are not of one size",
+        "input chunk 1 and output chunk 0 differ in size",
     )
 
 
@@ -409,7 +409,7 @@ def test_a_relay_that_mixes_up_its_blocks_is_found() -> None:
     caught(
         WrongResultError,
         relayed(swapped=True),
-        r"rank 0, output chunk 1 .*holds piece \(1, 2, 0\), and expected is piece \(1, 0, 0\)|of rank",
+        r"rank 0, output chunk 1 .*holds piece \(1, 2, 0\); expected piece \(1, 0, 0\)|of rank",
     )
     caught(WrongResultError, relayed(stale=True), r"rank 0, output chunk 1 .*of rank 1 0 times, of rank 2 1 times")
 
@@ -421,7 +421,7 @@ def test_a_block_for_another_rank_is_the_wrong_block_although_it_comes_from_the_
     caught(
         WrongResultError,
         schedules,
-        r"rank 1, output chunk 0 .*step 2.* holds piece \(0, 0, 0\), and expected is piece \(0, 1, 0\)",
+        r"rank 1, output chunk 0 .*step 2.* holds piece \(0, 0, 0\); expected piece \(0, 1, 0\)",
     )
 
 
@@ -432,14 +432,14 @@ def test_blocks_of_different_ranks_that_are_combined_are_found() -> None:
     caught(
         WrongResultError,
         schedules,
-        r"rank 1, output chunk 0 .*holds values of different pieces, combined, and expected is piece \(1, 0\)",
+        r"rank 1, output chunk 0 .*holds values of different pieces, combined; expected piece \(1, 0\)",
     )
     caught(UnmatchedMessageError, [replace(one, even=False) for one in schedules], "rank 0, step 0 sends input chunk 0")
 
 
 def test_segments_stay_of_different_sizes_although_blocks_are_even() -> None:
     steps = (Copy(outs(0), ins(1)), Copy(outs(1), ins(0)))
-    caught(MalformedScheduleError, world(ALL_GATHER, steps, chunks=(2, 2), even=True), "not of one size")
+    caught(MalformedScheduleError, world(ALL_GATHER, steps, chunks=(2, 2), even=True), "differ in size")
 
 
 # Barriers
@@ -499,7 +499,7 @@ def test_a_rank_that_holds_no_output_must_not_write_it(
 def test_a_rank_that_is_not_the_root_has_nothing_to_give() -> None:
     steps = ((Recv(1, OUT),), (Send(0, IN), Copy(OUT, IN)))
     caught(
-        MalformedScheduleError, world(BROADCAST, *steps), "rank 1, step 0: it names input chunk 0, and this rank holds no input"
+        MalformedScheduleError, world(BROADCAST, *steps), "rank 1, step 0: it names input chunk 0, but this rank holds no input"
     )
     assert verify(world(BROADCAST, *steps, root=1)).steps >= 0
 
@@ -514,7 +514,7 @@ def test_a_broadcast_from_another_root_than_it_says_is_found() -> None:
 @pytest.mark.parametrize("root", [-1, 2, 5])
 def test_a_root_that_is_no_rank_is_found(root: int) -> None:
     steps = ((Copy(OUT, IN), Send(1, IN)), (Recv(0, OUT),))
-    caught(MalformedScheduleError, world(BROADCAST, *steps, root=root), f"the root is {root}, and the ranks are 0 to 1")
+    caught(MalformedScheduleError, world(BROADCAST, *steps, root=root), f"the root is {root}, but the ranks are 0 to 1")
 
 
 @pytest.mark.parametrize("collective", [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER])
@@ -523,7 +523,7 @@ def test_a_root_where_there_is_none_is_found(collective: Collective) -> None:
     caught(
         MalformedScheduleError,
         world(collective, (), (), chunks=chunks, root=1),
-        f"expected is 0, since {collective.value} has none",
+        f"expected 0, because {collective.value} has no root",
     )
 
 
@@ -534,7 +534,7 @@ def test_a_collective_without_a_reduction_has_nothing_to_reduce_with(step: Step)
     caught(
         MalformedScheduleError,
         world(BROADCAST, root, leaf, scratch=(IN,)),
-        "rank 0, step 2: it reduces, and broadcast has no reduction",
+        "rank 0, step 2: it reduces, but broadcast has no reduction",
     )
 
 

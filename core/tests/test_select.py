@@ -206,7 +206,7 @@ def test_a_refused_algorithm_cannot_be_chosen_and_the_reason_is_told() -> None:
 
 
 def test_a_rule_for_an_algorithm_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a rule names the algorithm 'star' for broadcast, which is not there"):
+    with pytest.raises(ConfigError, match="a rule names the algorithm 'star' for broadcast, which does not exist"):
         Selector([Rule(BROADCAST, "star")])
 
 

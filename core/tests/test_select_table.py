@@ -91,7 +91,7 @@ ROW = '[[all_reduce]]\nalgorithm = "ring"\n'
             ["no collective 'all_redcue'", "did you mean 'all_reduce'?"],
         ),
         ("all_reduce = 3", "all_reduce", 3, ["all_reduce = 3", "[[all_reduce]]"]),
-        ("[all_reduce]\nalgorithm = 'ring'", "all_reduce", ..., ["rows are expected"]),
+        ("[all_reduce]\nalgorithm = 'ring'", "all_reduce", ..., ["expected rows"]),
         (ROW + "max_byte = 8", "all_reduce.max_byte", 8, ["row 1: max_byte = 8", "did you mean 'max_bytes'?", "min_world"]),
         (ROW + ROW + "max_world = 0", "all_reduce.max_world", 0, ["all_reduce, row 2: max_world = 0", "1 or more"]),
         (ROW + "max_bytes = '1KiB'", "all_reduce.max_bytes", "1KiB", ["max_bytes = '1KiB'", "a whole number, 0 or more"]),

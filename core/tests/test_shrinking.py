@@ -27,7 +27,7 @@ def test_ranks_that_have_no_time_left_to_meet_may_try_again(monkeypatch: pytest.
         raise RendezvousError("rank 1 could not reach rank 0")
 
     monkeypatch.setattr(shrinking._Shrinking, "meet", meet)
-    with pytest.raises(DeadlineError, match=r"did not end within 30 s, as the ranks met: rank 1 could not reach rank 0"):
+    with pytest.raises(DeadlineError, match=r"did not end within 30 s, while the ranks met: rank 1 could not reach rank 0"):
         shrinking.shrink(old, None, deadline)  # type: ignore[arg-type]
     assert old.may_shrink_again
     assert not released

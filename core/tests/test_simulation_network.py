@@ -101,8 +101,8 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
             "",
             "hosts_per_leaf is missing; the topology 'fat_tree' needs host, nic, spine, hosts_per_leaf",
         ),
-        ("oversubscription = 2", "oversubscription = 3", "expected is an oversubscription that divides the hosts"),
-        ("hosts_per_leaf", "dimensions = [1, 2, 3]\nhosts_per_leaf", "dimensions has no meaning in the topology 'fat_tree'"),
+        ("oversubscription = 2", "oversubscription = 3", "expected an oversubscription that divides hosts_per_leaf"),
+        ("hosts_per_leaf", "dimensions = [1, 2, 3]\nhosts_per_leaf", "dimensions cannot be set with the topology 'fat_tree'"),
     ],
 )
 def test_parts_that_do_not_make_the_topology_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -111,7 +111,7 @@ def test_parts_that_do_not_make_the_topology_are_refused(tmp_path: Path, old: st
 
 
 def test_a_file_that_is_no_toml_or_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no valid TOML"):
+    with pytest.raises(ConfigError, match="is not valid TOML"):
         Network.load(write(tmp_path, "topology ="))
     with pytest.raises(ConfigError, match="cannot be read"):
         Network.load(tmp_path / "other.toml")

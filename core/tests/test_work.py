@@ -66,7 +66,7 @@ def test_whatever_a_call_raises_belongs_to_who_asks_and_the_next_call_goes_on(gr
 def test_a_wait_that_ends_early_leaves_the_work_running(group: Group) -> None:
     gate = Gate("result")
     work = group.later(gate, "barrier")
-    with pytest.raises(DeadlineError, match=r"^barrier was not done within 0\.001 s of waiting; it goes on$") as raised:
+    with pytest.raises(DeadlineError, match=r"^barrier was not done within 0\.001 s of waiting; the call continues$") as raised:
         work.wait(0.001)
     assert raised.value.operation == "barrier"
     assert not work.done()
@@ -334,7 +334,7 @@ def test_what_a_call_raised_is_raised_where_it_is_awaited(group: Group) -> None:
 def test_an_await_without_an_event_loop_of_asyncio_says_what_to_do(group: Group) -> None:
     gate = Gate(5)
     work = group.later(gate)
-    with pytest.raises(UsageError, match=r"needs a running event loop of asyncio: elsewhere call work\.wait\(\)"):
+    with pytest.raises(UsageError, match=r"needs a running event loop of asyncio: elsewhere, call work\.wait\(\)"):
         next(work.__await__())
     gate.open.set()
     assert work.wait() == 5
@@ -476,7 +476,7 @@ def test_a_callback_that_was_removed_is_not_called(group: Group) -> None:
 
 @pytest.mark.parametrize("waits", [concurrent.futures.wait, lambda works: list(concurrent.futures.as_completed(works))])
 def test_what_waits_for_futures_of_threads_is_told_what_to_write(group: Group, waits: Callable[[object], object]) -> None:
-    with pytest.raises(UsageError, match=r"no concurrent\.futures\.Future: wait for several by manyhands\.wait_all"):
+    with pytest.raises(UsageError, match=r"not a concurrent\.futures\.Future: wait for several with manyhands\.wait_all"):
         waits([group.later(lambda: 1)])
 
 

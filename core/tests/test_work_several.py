@@ -81,13 +81,13 @@ def test_waits_for_several_end_in_time_and_leave_the_works_running() -> None:
     gates = [Gate(number) for number in range(6)]
     works = [Group().later(gate, f"recv from rank {number}") for number, gate in enumerate(gates)]
     gates[0].open.set()
-    with pytest.raises(DeadlineError, match=r"^recv from rank 1 was not done within 0\.01 s of waiting; it goes on$"):
+    with pytest.raises(DeadlineError, match=r"^recv from rank 1 was not done within 0\.01 s of waiting; the call continues$"):
         mh.wait_all(works, timeout_s=0.01)
     with pytest.raises(DeadlineError) as raised:
         mh.wait_any(works[1:], timeout_s=0.01)
     assert str(raised.value) == (
         "none of 5 calls was done within 0.01 s of waiting (recv from rank 1, recv from rank 2, recv from rank 3, recv from rank 4, 1 more); "
-        "they go on"
+        "the calls continue"
     )
     coming = mh.as_completed(works, timeout_s=0.01)
     assert next(coming) is works[0]
@@ -109,7 +109,7 @@ def test_what_is_no_list_of_works_is_refused_at_once(waits: Callable[..., object
         ([None], "NoneType"),
     ):
         with pytest.raises(
-            UsageError, match=rf"takes a list of works, such as group.all_reduce_async\(\) returns, and a {kind} was given"
+            UsageError, match=rf"takes a list of works, such as group.all_reduce_async\(\) returns, but a {kind} was given"
         ):
             waits(wrong)
     for empty in ([], [work]):
@@ -118,6 +118,6 @@ def test_what_is_no_list_of_works_is_refused_at_once(waits: Callable[..., object
 
 
 def test_any_of_no_works_is_refused() -> None:
-    with pytest.raises(UsageError, match="wait_any was given no works, and would wait for ever"):
+    with pytest.raises(UsageError, match="wait_any got no works, and would wait forever"):
         mh.wait_any([])
     assert mh.wait_all([]) == []

@@ -125,7 +125,7 @@ def test_a_fault_says_where_what_and_how_many() -> None:
     assert result is not None
     right = int(result[150_000])
     result[[150_000, 1021 * 256 + 7]] = -1
-    assert cases[0].fault(arrays[0]) == f"element 150000 is -1, and {right} is right; 2 of 262400 elements are wrong"
+    assert cases[0].fault(arrays[0]) == f"element 150000 is -1; expected {right}; 2 of 262400 elements are wrong"
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 256, 4096])

@@ -211,7 +211,7 @@ def test_no_table_is_written_where_nothing_was_measured() -> None:
 
 def test_ranks_that_fail_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "run_job", lambda job, environ: 7)
-    with pytest.raises(CommError, match=r"nothing was measured: a rank failed, as is said above \(exit code 7\)"):
+    with pytest.raises(CommError, match=r"nothing was measured: a rank failed, as shown above \(exit code 7\)"):
         call("barrier", "--algorithms")
 
 
@@ -422,7 +422,7 @@ def test_what_failed_or_is_wrong_stands_in_the_table_and_in_the_exit_code() -> N
     assert first == ["8", "B", "wires", "failed:", "rank", "1:", "it", "broke"]
     assert second[-1] == "-"
     assert third[3:] == ["failed:", "as", "above"]
-    story[:] = [Problem("wires", "all_reduce", 8, "rank 1: element 0 is 1, and 2 is right", wrong=True), Done()]
+    story[:] = [Problem("wires", "all_reduce", 8, "rank 1: element 0 is 1; expected 2", wrong=True), Done()]
     [words] = lines(call("all_reduce", "--backends", "wires", "-n", "2", "--sizes", "8", code=1))
     assert words[3:7] == ["WRONG:", "rank", "1:", "element"]
 

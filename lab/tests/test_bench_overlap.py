@@ -81,7 +81,7 @@ def test_the_head_says_where_no_processor_is_idle(spare: int, monkeypatch: pytes
         (["--iterations", "0"], UsageError, "--iterations 0: expected at least 1"),
         (["--budget", "0"], UsageError, "--budget 0: expected a positive number"),
         (["--timeout", "nan"], UsageError, "--timeout nan: expected a positive number"),
-        (["--bytes", "12q"], UsageError, "'12q' is no number of bytes"),
+        (["--bytes", "12q"], UsageError, "'12q' is not a number of bytes"),
         (["--dtype", "float12"], DTypeError, "there is no dtype 'float12'"),
         (["--config", "none.toml"], ConfigError, "none.toml: there is no such file"),
         (["--json", "no/folder.json"], UsageError, "--json no/folder.json cannot be written"),

@@ -103,5 +103,5 @@ def test_a_reduction_that_mpi_lacks_is_refused(world: World) -> None:
 
 
 def test_a_world_that_counts_otherwise_is_refused(world: World) -> None:
-    with pytest.raises(UnsupportedError, match="MPI's world has rank 1 of 2 where manyhands has 0 of 2"):
+    with pytest.raises(UnsupportedError, match="MPI says that this is rank 1 of 2, but manyhands says rank 0 of 2"):
         RawMpi(0, 2, np.dtype(np.float32))

@@ -143,23 +143,23 @@ def test_the_command_leaves_the_collector_of_garbage_as_it_was(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("zzz", "--ranks", "4"), "'zzz' is no collective; expected is one of: all_reduce"),
+        (("zzz", "--ranks", "4"), "'zzz' is not a collective; expected one of: all_reduce"),
         (
             ("all_redcue", "--ranks", "4"),
-            "'all_redcue' is no collective; did you mean 'all_reduce'? Expected is one of: all_reduce",
+            "'all_redcue' is not a collective; did you mean 'all_reduce'? Expected one of: all_reduce",
         ),
         (
             ("all_reduce", "--ranks", "4", "--algorithm", "rign"),
-            "there is no algorithm 'rign' for all_reduce; expected is one of:",
+            "there is no algorithm 'rign' for all_reduce; expected one of:",
         ),
-        (("all_reduce", "--ranks", "4", "--bytes", "1XB"), "'1XB' is no number of bytes"),
+        (("all_reduce", "--ranks", "4", "--bytes", "1XB"), "'1XB' is not a number of bytes"),
         (("all_reduce", "--ranks", "4", "--network", "nowhere"), "neither a preset nor a file"),
-        (("all_reduce", "--ranks", "4", "--ranks-per-host", "0"), "ranks_per_host is 0, and expected is 1 or more"),
-        (("all_reduce", "--ranks", "0", "--algorithm", "ring"), "a world of 0 ranks"),
-        (("all_reduce", "--ranks", "99999999999999999999"), "expected are 1 to 1,048,576"),
-        (("all_reduce", "--ranks", "4", "--bytes", "1e400"), "expected are 0 to 2**60"),
-        (("broadcast", "--ranks", "4", "--algorithm", "chain", "--segments", "1000000000000"), "expected are 1 to 65,536"),
-        (("all_reduce", "--ranks", "4", "--network", "/dev/zero"), "no file that could be read"),
+        (("all_reduce", "--ranks", "4", "--ranks-per-host", "0"), "ranks_per_host is 0; expected 1 or more"),
+        (("all_reduce", "--ranks", "0", "--algorithm", "ring"), "-n 0: give a number of ranks"),
+        (("all_reduce", "--ranks", "99999999999999999999"), "from 1 to 1,048,576"),
+        (("all_reduce", "--ranks", "4", "--bytes", "1e400"), "expected 0 to 2**60"),
+        (("broadcast", "--ranks", "4", "--algorithm", "chain", "--segments", "1000000000000"), "expected 1 to 65,536"),
+        (("all_reduce", "--ranks", "4", "--network", "/dev/zero"), "not a regular file"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(simulate: Run, args: tuple[str, ...], words: str) -> None:
@@ -212,5 +212,5 @@ def test_what_is_written_of_bytes_is_read_as_the_same_number(nbytes: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "KiB", "1Gi B", "ten", "1e-3", "1e9999"])
 def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="expected is one such as 4096, 64KiB"):
+    with pytest.raises(UsageError, match="expected one such as 4096, 64KiB"):
         parse_bytes(text)

@@ -216,7 +216,7 @@ def test_copies_are_free_and_hand_on_what_they_wait_for() -> None:
 def test_schedules_that_do_not_fit_each_other_are_refused() -> None:
     with pytest.raises(UnmatchedMessageError, match="rank 0 has 1 sends to rank 1, and rank 1 has 0 receives"):
         time(WIRES, 2, r0=[Send(1, WHOLE)])
-    with pytest.raises(ScheduleDeadlockError, match="wait for each other for ever"):
+    with pytest.raises(ScheduleDeadlockError, match="wait for each other forever"):
         time(WIRES, 2, r0=[Recv(1, WHOLE), Send(1, WHOLE, (0,))], r1=[Recv(0, WHOLE), Send(0, WHOLE, (0,))])
 
 

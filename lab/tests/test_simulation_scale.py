@@ -153,13 +153,13 @@ def test_arguments_out_of_range_are_refused_in_words() -> None:
     ring, hosts = find("all_gather", "ring"), find("all_reduce", "hierarchical")
     with pytest.raises(InvalidWorldSizeError, match="a world of 0 ranks"):
         simulate(ring, 0, 1, TEXTBOOK)
-    with pytest.raises(InvalidRankError, match="the root is 4, and the ranks are 0 to 3"):
+    with pytest.raises(InvalidRankError, match="the root is 4, but the ranks are 0 to 3"):
         simulate(ring, 4, 1, TEXTBOOK, root=4)
     with pytest.raises(UsageError, match="-1 bytes"):
         simulate(ring, 4, -1, TEXTBOOK)
     with pytest.raises(UsageError, match="0 segments"):
         simulate(ring, 4, 1, TEXTBOOK, segments=0)
-    with pytest.raises(UsageError, match="12 ranks are no multiple of 8 ranks per host"):
+    with pytest.raises(UsageError, match="12 ranks are not a multiple of 8 ranks per host"):
         simulate(hosts, 12, 1, PRESETS["fat-tree"])
 
 

@@ -234,7 +234,7 @@ def refused(path, tree_of):
         (lambda rank: {"w": np.array(["x"])}, "rank 0: leaf 'w': a checkpoint cannot hold dtype <U1"),
         (lambda rank: {"w": np.zeros(3, ">f4") if rank == 1 else 1}, "rank 1: leaf 'w': .* >f4; convert it with x.astype"),
         (lambda rank: {"w": np.ma.zeros(3)}, "masked"),
-        (lambda rank: {"w": object()}, "leaf 'w': an array of NumPy, CuPy, torch or JAX was expected"),
+        (lambda rank: {"w": object()}, "leaf 'w': expected an array of NumPy, CuPy, torch or JAX"),
         (
             lambda rank: {"w": mp.ShardedArray((4, 2), [((rank, 0), np.zeros((2, 2)))])},
             r"leaf 'w': the pieces \(2, 2\) at \(0, 0\) on rank 0 and \(2, 2\) at \(1, 0\) on rank 1 overlap in part",
@@ -266,7 +266,7 @@ def test_the_path_and_the_step_must_be_the_same_on_all_ranks(tmp_path):
             mp.save({}, tmp_path / str(group.rank), group)
         with pytest.raises(UsageError, match="the step: 0 on rank 0; 1 on rank 1") as two:
             mp.save({}, tmp_path, group, step=group.rank)
-        with pytest.raises(UsageError, match="step must be an integer from 0 on, and -1 was given") as three:
+        with pytest.raises(UsageError, match="step must be an integer of at least 0, not -1") as three:
             mp.save({}, tmp_path, group, step=-1)
         mp.save({}, tmp_path / "0", group)
         mp.save({}, tmp_path / "1", group)
@@ -283,17 +283,17 @@ def test_the_path_and_the_step_must_be_the_same_on_all_ranks(tmp_path):
         (
             {"w": np.zeros(2), "lr": 0.0},
             SizeMismatchError,
-            r"leaf 'w': it has shape \(3,\) in the checkpoint, and \(2,\) in like=",
+            r"leaf 'w': it has shape \(3,\) in the checkpoint, but \(2,\) in like=",
         ),
         (
             {"w": np.zeros(3, "f4"), "lr": 0.0},
             DTypeError,
-            "leaf 'w': it has dtype float64 in the checkpoint, and float32 in like=",
+            "leaf 'w': it has dtype float64 in the checkpoint, but float32 in like=",
         ),
         ({"w": np.zeros(3)}, UsageError, "only like= has none; only the checkpoint has 'lr'"),
         ({"w": np.zeros(3), "lr": 0.0, "b": 1}, UsageError, "only like= has 'b'; only the checkpoint has none"),
-        ({"w": 0, "lr": 0.0}, UsageError, r"leaf 'w': it is an array of shape \(3,\) in the checkpoint, and int in like="),
-        ({"w": np.zeros(3), "lr": np.zeros(3)}, UsageError, "leaf 'lr': it is a value in the checkpoint, and ndarray in like="),
+        ({"w": 0, "lr": 0.0}, UsageError, r"leaf 'w': it is an array of shape \(3,\) in the checkpoint, but int in like="),
+        ({"w": np.zeros(3), "lr": np.zeros(3)}, UsageError, "leaf 'lr': it is a value in the checkpoint, but ndarray in like="),
     ],
 )
 def test_what_does_not_fit_is_refused_on_every_rank_and_nothing_is_written(tmp_path, like, error, said):
@@ -366,10 +366,10 @@ def test_an_empty_dict_does_not_stand_for_an_array_or_a_value(tmp_path, strict):
         mp.save(np.arange(3.0), tmp_path / "leaf", group)
         fits = {"a": np.zeros(3), "n": 0, "own": mp.PerRank(np.zeros(2))}
         for path, like, said in [
-            ("tree", fits | {"a": {}}, "leaf 'a': it is an array in the checkpoint, and an empty dict in like="),
-            ("tree", fits | {"n": {}}, "leaf 'n': it is a value in the checkpoint, and an empty dict in like="),
-            ("tree", fits | {"own": mp.PerRank({})}, "leaf 'own.[01]': it is an array in the checkpoint, and an empty dict"),
-            ("leaf", {}, "leaf '': it is an array in the checkpoint, and an empty dict in like="),
+            ("tree", fits | {"a": {}}, "leaf 'a': it is an array in the checkpoint, but an empty dict in like="),
+            ("tree", fits | {"n": {}}, "leaf 'n': it is a value in the checkpoint, but an empty dict in like="),
+            ("tree", fits | {"own": mp.PerRank({})}, "leaf 'own.[01]': it is an array in the checkpoint, but an empty dict"),
+            ("leaf", {}, "leaf '': it is an array in the checkpoint, but an empty dict in like="),
         ]:
             with pytest.raises(UsageError, match=said):
                 mp.load(tmp_path / path, like, group, strict=strict)
@@ -495,7 +495,7 @@ def test_values_of_each_rank_are_loaded_by_as_many_ranks(tmp_path):
             "leaf 'own': the value 1 on rank 0; a value of each rank on rank 1",
         ),
         (lambda rank: {"own": mp.PerRank(1), "own.1": 2}, "two leaves have the name 'own.1'"),
-        (lambda rank: {"own": mp.PerRank({"a": mp.PerRank(1)})}, "leaf 'own': a value of each rank is made of arrays"),
+        (lambda rank: {"own": mp.PerRank({"a": mp.PerRank(1)})}, "leaf 'own': the value of mp.PerRank may contain arrays"),
         (lambda rank: {"own": mp.PerRank(object() if rank else 1)}, "leaf 'own': "),
     ],
 )

@@ -142,12 +142,12 @@ def test_a_wrong_file_is_named_on_all_ranks_before_anything_is_written(tmp_path,
     ("content", "error", "said"),
     [
         (None, mp.CheckpointMissingError, "no save into it was completed"),
-        (b"", mp.CheckpointFormatError, "no metadata of a manyhands checkpoint"),
-        (b'{"state": 1}', mp.CheckpointFormatError, "no metadata of a manyhands checkpoint"),
+        (b"", mp.CheckpointFormatError, "not the metadata of a manyhands checkpoint"),
+        (b'{"state": 1}', mp.CheckpointFormatError, "not the metadata of a manyhands checkpoint"),
         (
             b'{"format":"manyhands-checkpoint","version":9,"crc32":"00000000","new":1}',
             mp.CheckpointFormatError,
-            "version 9 of the format, and this manyhands reads up to 1",
+            "version 9 of the format, but this manyhands reads up to 1",
         ),
         (
             b'{"format":"manyhands-checkpoint","version":1,"crc32":"ecea6884","save":"\xff"}',
@@ -157,12 +157,12 @@ def test_a_wrong_file_is_named_on_all_ranks_before_anything_is_written(tmp_path,
         (
             b'{"format":"manyhands-checkpoint","version":0,"crc32":"%08x",' % zlib.crc32(_begin("")),
             mp.CheckpointFormatError,
-            "no metadata of a manyhands checkpoint",
+            "not the metadata of a manyhands checkpoint",
         ),
         (
             b'{"format":"manyhands-checkpoint","version":%s,"crc32":"00000000",}' % (b"9" * 5000),
             mp.CheckpointFormatError,
-            "no metadata of a manyhands checkpoint",
+            "not the metadata of a manyhands checkpoint",
         ),
     ],
 )

@@ -82,8 +82,8 @@ FORGED = {
     "the same place": (lambda b: b["values"]["v.0"].update(path=["a"]), "a leaf is at ['a'], and another one"),
     "one name": (lambda b: b["values"].update(a=b["values"]["v.0"]), "'a' is both an array and a value"),
     "no integer": (lambda b: b["values"]["v.0"].update(value={"$int": [1]}), "value 'v.0': an object with the keys ['$int']"),
-    "no float": (lambda b: b["values"]["v.0"].update(value={"$float": "ab"}), "the keys ['$float'] stands for no value"),
-    "no key": (lambda b: b.update(extra={"$dict": [[{}, 1]]}), "a dict is no key"),
+    "no float": (lambda b: b["values"]["v.0"].update(value={"$float": "ab"}), "the keys ['$float'] does not represent a value"),
+    "no key": (lambda b: b.update(extra={"$dict": [[{}, 1]]}), "a dict cannot be a key"),
     "deep": (lambda b: text(b, '"big"', '"deep":' + "[" * 200 + "]" * 200 + ',"big"'), "it is nested deeper than 100"),
     "very deep": (lambda b: text(b, '"big"', '"deep":' + "[" * 100_000 + "]" * 100_000 + ',"big"'), "does not have the fields"),
     "twice said": (lambda b: text(b, '"dtype":"int16"', '"dtype":"int8","dtype":"int16"'), "has the key 'dtype' twice"),
@@ -142,7 +142,7 @@ def test_a_file_that_is_none_is_refused_and_not_waited_for(some, name, kind):
     (file,) = some.glob(f"{name}*")
     file.rename(some.parent / "elsewhere")
     {"pipe": os.mkfifo, "link": lambda file: file.symlink_to(some.parent / "elsewhere"), "folder": Path.mkdir}[kind](file)
-    with pytest.raises(mp.CheckpointFormatError, match="a checkpoint has regular files alone") as caught:
+    with pytest.raises(mp.CheckpointFormatError, match="a checkpoint has only regular files") as caught:
         mp.load(some)
     assert caught.value.file == str(file)
     assert mp.latest(some.parent) is None
@@ -193,7 +193,7 @@ def entry(dtype="U8", shape="[8]", offsets="[0,8]", name="x"):
         (entry(shape="[4]", offsets="[4,8]"), "'x' begins at byte 4 of the data, and 'the data' begins at byte 0, so that they leave bytes out"),
         (entry(shape="[4]", offsets="[0,4]"), "there are 4 bytes behind its last array"),
         (f"{entry()},{entry()}", "has the key 'x' twice"),
-        (f'"y":{"[" * 100_000}{"]" * 100_000}', "is no safetensors file"),
+        (f'"y":{"[" * 100_000}{"]" * 100_000}', "is not a safetensors file"),
     ],
 )  # fmt: skip
 def test_a_safetensors_header_that_its_data_do_not_fit_is_refused(tmp_path, header, said):

@@ -121,7 +121,7 @@ def test_save_returns_before_the_disk_has_it(tmp_path, gate):
             assert not work.done()
             assert work.exception() is None
             assert saver.latest() is None
-            with pytest.raises(DeadlineError, match=r"not complete within 0.001 s; the save goes on"):
+            with pytest.raises(DeadlineError, match=r"not complete within 0.001 s; the save continues"):
                 work.wait(0.001)
             gate.opened.set()
             assert work.wait().step == 1
@@ -168,7 +168,7 @@ def test_ranks_must_agree_on_the_folder(tmp_path):
     def program(group):
         with pytest.raises(UsageError, match="the same path and keep=") as one:
             mp.AsyncSaver(tmp_path, group, keep=group.rank + 1)
-        with pytest.raises(UsageError, match="keep must be at least 1, or None for all, and 0 was given") as two:
+        with pytest.raises(UsageError, match="keep must be at least 1, or None for all, not 0") as two:
             mp.AsyncSaver(tmp_path, group, keep=0)
         return str((one.value, two.value))
 

@@ -167,7 +167,7 @@ def test_views_of_the_same_elements_are_one_array():
 @pytest.mark.parametrize("other", [lambda x: x[:1], lambda x: x[::-1], lambda x: x.view("f4"), lambda x: x[None]])
 def test_arrays_that_share_some_memory_are_refused(other):
     tied = np.array([3.0, 4.0])
-    with pytest.raises(UsageError, match="share memory and are not the same array"):
+    with pytest.raises(UsageError, match="share memory but are not the same array"):
         mp.clip_by_global_norm({"a": tied, "b": other(tied)}, 2.5)
     assert tied.tolist() == [3.0, 4.0]
 
@@ -193,7 +193,7 @@ def test_each_element_of_a_distributed_array_counts_once(library):
             for wrong, said in (
                 ((grads, 1.0, mesh, "replicated"), "placement given for 'all' is replicated, and it is DTensor"),
                 (([line], 1.0, mesh), "give group= with the mesh of the array"),
-                (([mp.from_local(np.ones(2), mesh, [mp.Partial(), mp.Shard(0)])], 1.0), "reduction that has not been made"),
+                (([mp.from_local(np.ones(2), mesh, [mp.Partial(), mp.Shard(0)])], 1.0), "reduction that is not finished"),
             ):
                 with pytest.raises(UsageError, match=said):
                     mp.clip_by_global_norm(*wrong)
@@ -229,7 +229,7 @@ def test_what_cannot_be_written_comes_back_as_a_new_array():
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        (([np.ones(2)], -1), UsageError, "max_norm must be a number from 0 on, and is -1"),
+        (([np.ones(2)], -1), UsageError, "max_norm must be a number of at least 0, not -1"),
         (([np.ones(2)], math.nan), UsageError, "max_norm must be"),
         (([np.ones(2, int)], 1.0), DTypeError, "dtype int64"),
         (({"a": np.ones(2)}, 1.0, None, {"b": "replicated"}), UsageError, "no placement is given for 'a'"),
@@ -241,7 +241,7 @@ def test_what_cannot_be_written_comes_back_as_a_new_array():
 def test_what_makes_no_sense_is_refused(arguments, error, said):
     with pytest.raises(error, match=said):
         mp.clip_by_global_norm(*arguments)
-    with pytest.raises(UsageError, match="norm_type must be 2 or infinity, and is 1"):
+    with pytest.raises(UsageError, match="norm_type must be 2 or infinity, not 1"):
         mp.clip_by_global_norm([], 1.0, norm_type=1)
 
 
@@ -291,7 +291,7 @@ def test_a_read_only_view_of_an_array_counts_and_is_scaled_once(order):
     given = {"view": view, "array": array}
     clipped, norm = mp.clip_by_global_norm([given[name] for name in order], 2.5)
     assert (norm, [each.tolist() for each in clipped], array.tolist()) == (5.0, [[1.5, 2.0]] * 2, [1.5, 2.0])
-    with pytest.raises(UsageError, match="share memory and are not the same array"):
+    with pytest.raises(UsageError, match="share memory but are not the same array"):
         mp.clip_by_global_norm([array, view[:1]], 2.5)
     assert mp.clip_by_global_norm([view, view[:1]], math.inf)[1] == math.sqrt(2 * 1.5**2 + 4)  # values
 

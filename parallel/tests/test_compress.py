@@ -195,7 +195,7 @@ def test_the_state_goes_on_where_it_was_and_what_is_foreign_is_refused(world, li
             np.testing.assert_allclose(library.take(here)[name], again[name], rtol=1e-6, atol=1e-6)
         with pytest.raises(UsageError, match=r"is of 'no', and there is no such"):
             one.load_state({**one.state(), "errors": {"no": np.zeros(3)}})
-        with pytest.raises(UsageError, match=r"shape \(3,\) for 'b', and \(5,\) is expected"):
+        with pytest.raises(UsageError, match=r"shape \(3,\) for 'b'; expected \(5,\)"):
             one.load_state({**one.state(), "errors": {"b": np.zeros(3)}})
         with pytest.raises(UsageError, match="this compression has"):
             one.load_state({"momentum": 1})

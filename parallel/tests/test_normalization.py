@@ -239,10 +239,10 @@ X = np.ones((4, 2))
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({"x": np.ones((4, 2), int)}, DTypeError, "and x is int64"),
-        ({"axis": 2}, UsageError, r"axes of an array of shape \(4, 2\), each once, and is 2"),
+        ({"x": np.ones((4, 2), int)}, DTypeError, "but x is int64"),
+        ({"axis": 2}, UsageError, r"axes of an array of shape \(4, 2\), each once, not 2"),
         ({"axis": (1, -1)}, UsageError, "each once"),
-        ({"gamma": np.ones(3)}, SizeMismatchError, r"gamma must have the shape of the channels, \(2,\), and has \(3,\)"),
+        ({"gamma": np.ones(3)}, SizeMismatchError, r"gamma must have the shape of the channels, \(2,\), but has \(3,\)"),
         ({"beta": np.ones(4), "axis": 1}, SizeMismatchError, "beta must"),
         ({"running": mp.RunningStats(4)}, SizeMismatchError, "mean must"),
         ({"training": False}, UsageError, "give running="),
@@ -255,7 +255,7 @@ def test_what_makes_no_sense_is_refused(arguments, error, said):
 
 def test_a_backward_pass_that_makes_no_sense_is_refused():
     _, cache = mp.batch_norm(X, None, None, None)
-    with pytest.raises(SizeMismatchError, match=r"dy must have the shape of the output, \(4, 2\), and has \(2, 4\)"):
+    with pytest.raises(SizeMismatchError, match=r"dy must have the shape of the output, \(4, 2\), but has \(2, 4\)"):
         mp.batch_norm_backward(X.T, cache)
     with pytest.raises(DTypeError, match="dy is int64"):
         mp.batch_norm_backward(X.astype(int), cache)

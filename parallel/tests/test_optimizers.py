@@ -94,9 +94,9 @@ def test_prepare_makes_the_state_of_a_first_call(optimizer):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: mp.SGD(-1.0), "lr must be 0 or more, and -1.0"),
+        (lambda: mp.SGD(-1.0), "lr must be 0 or more, not -1.0"),
         (lambda: mp.SGD(nesterov=True), "nesterov=True needs a momentum"),
-        (lambda: mp.Adam(eps=math.nan), "eps must be 0 or more, and nan"),
+        (lambda: mp.Adam(eps=math.nan), "eps must be 0 or more, not nan"),
         (lambda: mp.AdamW(betas=(0.9, 1.0)), "from 0 to below 1"),
     ],
 )

@@ -218,7 +218,7 @@ def test_an_evaluation_takes_metrics_without_a_derivative_and_makes_no_gradient(
 
     # Right are the first microbatch's first row, and the second one's.
     assert must(thread_world(program, 1, "simulated")) == [[0.5, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0]]
-    with pytest.raises(UsageError, match=r"loss returned tensor(?s:.*), and a number is expected"):
+    with pytest.raises(UsageError, match=r"loss returned tensor(?s:.*); expected a number"):
         must(
             thread_world(
                 lambda g: mp.Pipeline(g, [mp.torch.Stage(torch.nn.Linear(2, 2))], plan).eval(x, loss=lambda out, _: out),
@@ -233,5 +233,5 @@ def test_the_loss_of_a_module_is_a_tensor():
 
     stage = mp.torch.Stage(torch.nn.Linear(3, 1))
     plan = mp.schedule("1f1b", 1, 2)
-    with pytest.raises(UsageError, match="loss returned a float, and a tensor of one element is expected"):
+    with pytest.raises(UsageError, match="loss returned a float; expected a tensor of one element"):
         must(thread_world(lambda g: train(g, plan, [stage], np.ones((2, 3), "f4"), None, lambda out, _: 1.5), 1, "simulated"))

@@ -157,9 +157,9 @@ def test_a_wrong_plan_is_refused_with_a_counterexample(rank, change, error, said
 
 
 def test_a_wrong_plan_has_no_timeline():
-    with pytest.raises(mp.PlanDeadlockError, match=r"mp\.prove tells why"):
+    with pytest.raises(mp.PlanDeadlockError, match=r"mp\.prove says why"):
         mp.Plan("backwards", 1, [[(B, 0, 0), (F, 0, 0)]]).bubble()
-    with pytest.raises(mp.MalformedPlanError, match=r"mp\.prove tells why"):
+    with pytest.raises(mp.MalformedPlanError, match=r"mp\.prove says why"):
         mp.Plan("nowhere", 1, [[(F, 0, 0)], [(F, 0, 1)]], [0]).svg()
 
 
@@ -171,7 +171,7 @@ def test_ranks_that_wait_for_each_other_are_named():
     assert str(caught.value) == (
         "crossed: 2 stages, 2 microbatches: rank 0 cannot begin its action 1, backward of microbatch 0 in stage 0, before the backward of "
         "microbatch 0 in stage 1 of rank 1; rank 1 cannot begin its action 1, forward of microbatch 1 in stage 1, before the forward of "
-        "microbatch 1 in stage 0 of rank 0, and none of them can go on"
+        "microbatch 1 in stage 0 of rank 0, and none of them can continue"
     )
 
 
@@ -235,10 +235,10 @@ def test_what_is_no_such_data_is_no_plan(arguments):
     [
         (("1f2b", 4, 8), "there is no schedule '1f2b'; did you mean '1f1b'"),
         (("1f1b", 0, 8), "stages=0"),
-        ((["1f1b"], 4, 8), "a schedule is named"),
+        ((["1f1b"], 4, 8), "a schedule has a name"),
         (("1f1b", 4, 2.0), "microbatches=2.0"),
-        (("1f1b", 4, 8, 2), "1f1b has one stage on each rank, and virtual=2 was given"),
-        (("interleaved_1f1b", 4, 6), "6 is no multiple of 4"),
+        (("1f1b", 4, 8, 2), "1f1b has one stage on each rank, but virtual=2 was given"),
+        (("interleaved_1f1b", 4, 6), "6 is not a multiple of 4"),
     ],
 )
 def test_sizes_that_a_schedule_does_not_have_are_refused(arguments, said):
@@ -292,7 +292,7 @@ def test_a_schedule_of_somebody_else_is_proved_before_it_is_known():
     assert mp.schedules()["serial"] == "One microbatch after the other."
     with pytest.raises(UsageError, match="one stage on each rank"):
         mp.schedule("serial", 3, 2, virtual=2)
-    with pytest.raises(UsageError, match="there is a schedule 'serial' already"):
+    with pytest.raises(UsageError, match="there is already a schedule 'serial'"):
         mp.register_schedule("serial", lambda stages, microbatches: None)
 
 

@@ -157,7 +157,7 @@ def test_wrong_calls_are_refused_and_the_service_goes_on() -> None:
             svc.call(1, "sub")
         with pytest.raises(mh.UsageError, match=r"rank 1 has no function \['add'\]; it has"):
             svc.call(1, ["add"])  # type: ignore[call-overload]
-        with pytest.raises(mh.InvalidRankError, match=r"from 0 to 1 .* 2 was given"):
+        with pytest.raises(mh.InvalidRankError, match=r"from 0 to 1, not 2"):
             svc.call(2, "add")
         with pytest.raises(mh.UsageError, match=r"'add' takes \(a: .*b: .*=.*10\).*unexpected keyword argument 'c'"):
             svc.call(1, "add", 1, c=2).wait()
@@ -250,7 +250,7 @@ def test_the_ranks_agree_on_max_bytes() -> None:
         assert group.all_reduce(1) == 2
         return str(caught.value)
 
-    assert must(thread_world(body, 2, "tcp")) == ["all ranks must give the same max_bytes, and they gave [100, 101]"] * 2
+    assert must(thread_world(body, 2, "tcp")) == ["all ranks must give the same max_bytes, but they gave [100, 101]"] * 2
 
 
 @pytest.mark.parametrize("name", ["", ".get", "\ud800"])
@@ -263,12 +263,12 @@ def test_what_is_wrong_on_one_rank_is_told_on_all(name: str) -> None:
 
     assert (
         must(thread_world(body, 2, "tcp"))
-        == [f"rank 1: a function's name is a text that does not begin with a dot, and {name!r} was given"] * 2
+        == [f"rank 1: a function's name must be a text that does not begin with a dot, not {name!r}"] * 2
     )
 
 
 def test_a_service_needs_a_group() -> None:
-    with pytest.raises(mh.UsageError, match="a Group was expected"):
+    with pytest.raises(mh.UsageError, match="expected a Group"):
         mp.Service(None, {})  # type: ignore[arg-type]
 
 
@@ -282,7 +282,7 @@ def test_a_late_reply_is_an_error_of_its_caller_alone() -> None:
                 other = svc.call(1, "wait")
                 with pytest.raises(mh.DeadlineError, match=r"the call of 'wait' on rank 1 had no reply within 0.02 s"):
                     late.wait()
-                with pytest.raises(mh.DeadlineError, match="it goes on"):
+                with pytest.raises(mh.DeadlineError, match="the call continues"):
                     other.wait(timeout_s=0.01)
                 assert svc.call(1, "add", 1).wait() == 11
                 may_end.set()

@@ -87,7 +87,7 @@ def test_methods_arguments_and_copies() -> None:
             ref.call("sub").wait()
         with pytest.raises(mh.UsageError, match="underscore"):
             ref.call("_secret")
-        with pytest.raises(mh.UsageError, match=r"a method's name .* was expected, and 5 was given"):
+        with pytest.raises(mh.UsageError, match=r"a method's name .* not 5"):
             ref.call(5)  # type: ignore[call-overload]
         with pytest.raises(mh.UsageError, match="the argument 'by' of 'add' does not fit"):
             ref.call("add", "x").wait()

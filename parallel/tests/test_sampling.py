@@ -103,10 +103,10 @@ def test_a_state_of_another_order_is_refused(changed):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"n": -1}, "n must be a whole number from 0 on, below 2.*63, and is -1"),
+        ({"n": -1}, "n must be a whole number from 0 on, below 2.*63, not -1"),
         ({"n": 2.5}, "n must be"),
         ({"seed": -1}, "seed must be"),
-        ({"uneven": "wrap"}, "must be one of 'keep', 'pad', 'drop', and is 'wrap'"),
+        ({"uneven": "wrap"}, "must be one of 'keep', 'pad', 'drop', not 'wrap'"),
         ({"batch_size": 0}, "batch_size must be a whole number from 1 on"),
     ],
 )
@@ -174,7 +174,7 @@ def test_what_following_cannot_count_is_refused():
     one.close()
     assert int(sampler.state()["start"]) == 4
     next(loader)
-    with pytest.raises(UsageError, match=r"the loop of following\(\) was left, and its loader goes on"):
+    with pytest.raises(UsageError, match=r"the loop of following\(\) was left, but its loader continues"):
         sampler.state()
 
 
@@ -182,7 +182,7 @@ def test_another_epoch_within_following_is_refused_until_the_first_has_no_more()
     sampler = mp.Sampler(12, Place(0, 1), 4)
     loop = sampler.following(ahead_of(sampler.epoch(0), 1))
     next(loop)
-    with pytest.raises(UsageError, match=r"goes on with the batches of another epoch\(\).*leave it first"):
+    with pytest.raises(UsageError, match=r"still uses the batches of another epoch\(\).*leave it first"):
         next(sampler.epoch(1))
     next(loop)
     assert (int(sampler.state()["epoch"]), int(sampler.state()["start"])) == (0, 8)

@@ -208,7 +208,7 @@ def test_an_array_at_several_places_stays_one_and_its_gradients_add_up(strategy,
 def test_parameters_that_share_some_memory_are_refused_on_every_rank(make, other):
     def program(group):
         w = np.zeros((2, 3))
-        with pytest.raises(UsageError, match="share memory and are not the same array"):
+        with pytest.raises(UsageError, match="share memory but are not the same array"):
             make({"a": w, "b": other(w) if group.rank == 0 else np.zeros_like(other(w))}, group)
         fixed = np.broadcast_to(np.float32(1), (2, 2))  # values that do not change are not tied
         store = mp.Sharded({"a": fixed, "b": fixed, "c": w[:, :1], "d": w[:, 1:]}, group)

@@ -126,7 +126,7 @@ def test_misuse_is_refused_and_nothing_changes():
             opt.ready("a", np.ones(3))
         with opt.backward():
             opt.ready("a", np.ones(3))
-            with pytest.raises(UsageError, match="'a' was given already"):
+            with pytest.raises(UsageError, match="'a' was already given"):
                 opt.ready("a", np.ones(3))
             with pytest.raises(UsageError, match="no parameter 'z'"):
                 opt.ready("z", np.ones(3))

@@ -144,7 +144,7 @@ def test_the_tied_tensors_of_a_state_dict_are_one_parameter():
         store.update(mp.SGD(1.0))
         expanded = torch.zeros(1).expand(4)  # repeats an element, and is a value
         assert mp.Sharded({"a": expanded, "b": expanded}, group).full()["b"].tolist() == [0.0] * 4
-        with pytest.raises(UsageError, match="share memory and are not the same array"):
+        with pytest.raises(UsageError, match="share memory but are not the same array"):
             mp.Sharded({"a": module["head"].weight, "b": module["head"].weight.T}, group)
         return [each.unique().tolist() for each in store.full().values()]
 

@@ -124,7 +124,7 @@ def test_what_was_written_to_since_the_forward_pass_is_an_error():
     def program(group):
         x = torch.ones(2, 3).requires_grad_() * 2
         y = mp.torch.SyncBatchNorm(3, group)(x)
-        with pytest.raises(UsageError, match=r"shape \(n, channels, ...\), and this one has shape \(2,\)"):
+        with pytest.raises(UsageError, match=r"shape \(n, channels, ...\), but this one has shape \(2,\)"):
             mp.torch.SyncBatchNorm(2, group)(torch.ones(2))
         x.zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):

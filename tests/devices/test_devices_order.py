@@ -580,7 +580,7 @@ def test_a_mismatch_of_what_ranks_tell_each_other_first_is_found_before_anything
     outcomes = gpu_world(program, 3, config=NCCL)
     assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 3
     assert len({str(outcome) for outcome in outcomes}) == 1
-    told = re.match(r"in \w+ rank (\d) has (.*), and rank (\d) has (.*)\n", str(outcomes[0]))
+    told = re.match(r"in \w+, rank (\d) has (.*), and rank (\d) has (.*)\n", str(outcomes[0]))
     assert told is not None, outcomes[0]
     one, other = int(told[1]), int(told[3])
     assert (told[2], told[4]) == (said[one], said[other])

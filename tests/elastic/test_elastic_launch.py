@@ -302,12 +302,12 @@ def test_a_newcomer_that_is_configured_differently_is_told_so(tmp_path: Path) ->
     ("options", "words"),
     [
         (["-n", "2", "--min-ranks", "3"], "--min-ranks 3, then -n 2: each must be at least the one before"),
-        (["-n", "2", "--min-ranks", "5", "--nnodes", "2"], "--min-ranks 5, then -n 2 on 2 hosts, which are 4 ranks: each"),
+        (["-n", "2", "--min-ranks", "5", "--nnodes", "2"], "--min-ranks 5, then -n 2 on 2 hosts, 4 ranks in all: each"),
         (["-n", "2", "--max-ranks", "1"], "-n 2, then --max-ranks 1: each must be at least the one before"),
         (["-n", "2", "--min-ranks", "0"], "the first at least 1"),
         (["-n", "2", "--max-ranks", "5", "--nnodes", "2"], "spares are for one host; leave --max-ranks out"),
         (["-n", "2", "--max-restarts=-1"], "--max-restarts -1: give 0 or more"),
-        (["-n", "2", "--max-restarts", "1", "--backend", "simulated"], "knows no --max-restarts"),
+        (["-n", "2", "--max-restarts", "1", "--backend", "simulated"], "has no option --max-restarts"),
     ],
 )
 def test_what_cannot_be_is_refused(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,7 +219,7 @@ def test_who_neither_shrinks_nor_ends_is_named_on_all_who_wait_for_it_and_all_ma
             assert str(caught.value) == (
                 "the group did not shrink within 2 s: rank 2 did not call shrink(), and did not end either; every survivor must call it"
             )
-            with pytest.raises(mh.ClosedError, match=r"the group is closed; call shrink\(\) again, or close\(\) it"):
+            with pytest.raises(mh.ClosedError, match=r"the group is closed; call shrink\(\) again, or close\(\) the group"):
                 group.barrier()
         told.wait(50)
         with group.shrink() as fresh:
@@ -309,7 +309,7 @@ def test_a_group_that_is_well_does_not_shrink() -> None:
         with pytest.raises(mh.UsageError) as caught:
             group.shrink()
         assert str(caught.value) == (
-            "shrink() is for a group that has failed, and this one has not: go on with it, or use subgroup()"
+            "shrink() is for a group that has failed, but this one has not: continue to use it, or use subgroup()"
         )
         with pytest.raises(mh.UsageError, match=r"made by split\(\) or subgroup\(\): call it on the group of all ranks"):
             group.split(0).shrink()

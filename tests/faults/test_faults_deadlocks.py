@@ -243,7 +243,7 @@ def test_a_call_of_a_signal_handler_in_the_midst_of_another_call_is_refused_at_o
     assert list(failures) == [0]
     assert failures[0]["type"] == "UsageError"
     assert failures[0]["text"].startswith(
-        "all_reduce was called by a signal handler in the midst of another call of this thread"
+        "a signal handler called all_reduce while this thread was in the middle of another call"
     )
 
 

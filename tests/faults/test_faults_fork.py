@@ -162,6 +162,6 @@ tell("after", printed=subprocess.run([sys.executable, "-c", code], capture_outpu
         assert [fact["printed"] for fact in ranks.await_facts("after")] == ["False\n"] * 2
         for fact in ranks.await_facts("child"):
             assert "was started by rank" in fact["printed"], fact["errors"]
-            assert "a rank is one process" in fact["printed"]
+            assert "only one process can be a rank" in fact["printed"]
         ended = sorted((fact["what"], fact.get("type")) for fact in ranks.facts if fact["what"] in ("raised", "returned"))
     assert ended == [("raised", "RendezvousError")] * 2 + [("returned", None)] * 2

@@ -379,7 +379,7 @@ def test_with_keep_going_what_ended_the_job_is_told_last_and_what_it_had_survive
     code, _, err = launch.finish()
     assert code == 1
     lines = err.splitlines()
-    assert "manyhands run: rank 1 failed, and the others went on: killed by SIGKILL" in lines
+    assert "manyhands run: rank 1 failed, and the others continued: killed by SIGKILL" in lines
     assert "manyhands run: rank 2 failed then: exit code 1" in lines
     assert "[0] shrink() has renumbered the ranks: rank 1 is the one that began as rank 2" in lines
     assert lines[-1] == "ValueError: no such digit: 11"

@@ -202,11 +202,11 @@ SEEN_BY_ONE: dict[str, tuple[Call, list[str]]] = {
     ),
     "out of an uneven gather": (
         lambda group, rank: group.gather(np.zeros(rank), root=1, uneven=True, out=np.zeros(4 if rank == 1 else 5)),
-        ["rank 1 cannot take what gather brings", "(4,)", "(3,)"],
+        ["rank 1 cannot take the result of gather", "(4,)", "(3,)"],
     ),
     "out of all_to_all": (
         lambda group, rank: group.all_to_all(np.zeros(3), send_counts=[1, 1, 1], out=np.zeros(4 if rank == 1 else 3)),
-        ["rank 1 cannot take what all_to_all brings", "(4,)", "(3,)"],
+        ["rank 1 cannot take the result of all_to_all", "(4,)", "(3,)"],
     ),
 }
 

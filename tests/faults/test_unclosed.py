@@ -318,5 +318,8 @@ def test_a_name_that_no_certificate_can_have_leaves_nothing_open(certificates: T
     ours, theirs = socket.socketpair()
     with all_closed(), theirs:
         proven = ProvenSocket.over(ours, (Seal(b"one"), Seal(b"other")))
-        with contextlib.closing(proven), pytest.raises(mh.AuthenticationError, match="no certificate can name the host"):
+        with (
+            contextlib.closing(proven),
+            pytest.raises(mh.AuthenticationError, match="no certificate can name the dialled host"),
+        ):
             tls._over(certificates.current().client, proven, False, "a" * 64)

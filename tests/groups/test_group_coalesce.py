@@ -193,7 +193,7 @@ def test_a_block_left_by_an_exception_sends_nothing_and_the_group_goes_on(world)
         assert work.done()
         assert isinstance(work.exception(), mh.UsageError)
         assert isinstance(work.exception().__cause__, ZeroDivisionError)
-        with pytest.raises(mh.UsageError, match=r"was not sent: the block of coalesce.. was left by ZeroDivisionError"):
+        with pytest.raises(mh.UsageError, match=r"was not sent: the block of coalesce.. ended with ZeroDivisionError"):
             work.wait()
         assert called.wait(PATIENCE_S)
         assert array.tolist() == [1] * 3
@@ -219,7 +219,7 @@ def test_arguments_are_refused_at_once_and_the_block_may_go_on(world):
             batch.all_reduce(1)
         with pytest.raises(mh.UsageError, match="only inside its block"):
             group.coalesce().all_reduce(1)
-        with pytest.raises(mh.UsageError, match="for one block"), batch:
+        with pytest.raises(mh.UsageError, match="for only one block"), batch:
             pass
         with pytest.raises(mh.UsageError, match="timeout_s"):
             group.coalesce(timeout_s=-1)

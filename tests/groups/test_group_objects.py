@@ -341,14 +341,14 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "NumPy complex": (np.complex64(1j), "obj, a numpy.complex64", "z.real"),
     "long double": ([np.longdouble(1)], "obj[0], a numpy.longdouble", "float(x)"),
     "NumPy time": (np.datetime64(1, "s"), "obj, a numpy.datetime64", "no Python number"),
-    "large int": ([[2**64]], "obj[0][0], an int beyond 64 bits", "str(n)"),
-    "large negative int": (-(2**63) - 1, "obj, an int beyond 64 bits", "as text"),
+    "large int": ([[2**64]], "obj[0][0], an int of more than 64 bits", "str(n)"),
+    "large negative int": (-(2**63) - 1, "obj, an int of more than 64 bits", "as text"),
     "surrogate": ({"name": "caf\udce9"}, 'obj["name"], a str with half a surrogate pair', "os.fsencode"),
     "surrogate key": ({"caf\udce9": 1}, "(the key 'caf\\udce9')", "surrogate"),
     "str subclass": ([Name("x")], "obj[0], a ", "a kind of str: give str(x)"),
     "set element": ({"s": {1, 1j}}, 'obj["s"] (an element of the set), a complex', "parts"),
     "key": ({"s": {1j: 2}}, 'obj["s"] (the key 1j), a complex', "parts"),
-    "dataclass field": ([Point(1, (2**70,))], "obj[0].y[0], an int beyond 64 bits", "str(n)"),
+    "dataclass field": ([Point(1, (2**70,))], "obj[0].y[0], an int of more than 64 bits", "str(n)"),
     "Struct field": (Model("m", [Point(Fraction(1, 2))]), "obj.layers[0].x, a fractions.Fraction", "give its data"),  # type: ignore[arg-type]
     "circle": (circle, 'obj["next"][1], which contains itself', "circles"),
     "depth": (deep, "nested too deep", "flatter"),
@@ -397,9 +397,9 @@ def test_arguments_are_refused_before_any_byte_moves(world):
         for call in (lambda: group.send_object(1, rank), lambda: group.recv_object(rank)):
             with pytest.raises(mh.SelfSendError):
                 call()
-        with pytest.raises(mh.SizeMismatchError, match="each of the 3 ranks, and 2 were given"):
+        with pytest.raises(mh.SizeMismatchError, match="each of the 3 ranks, but got 2"):
             group.scatter_object([1, 2], rank)
-        with pytest.raises(mh.UsageError, match="list of 3 objects on the root, and a NoneType was given"):
+        with pytest.raises(mh.UsageError, match="list of 3 objects on the root, not a NoneType"):
             group.scatter_object(None, rank)
         for kind in (3, "Undefined", Point | Model):
             with pytest.raises(mh.UsageError, match="cannot decode into type="):
@@ -498,8 +498,8 @@ def test_a_size_that_cannot_be_ends_the_job_before_memory_is_taken(world, monkey
     monkeypatch.setattr(object_calls, "pack", lambda obj, what: Damaged())
     outcomes = world.outcomes(lambda group: getattr(group, name)([1, 2]), 2)
     assert [type(outcome) for outcome in outcomes] == [mh.ProtocolError] * 2
-    assert f"{name} on rank" in str(outcomes[0])
-    assert "which cannot be" in str(outcomes[0])
+    assert f"learned in {name} of" in str(outcomes[0])
+    assert "which is impossible" in str(outcomes[0])
 
 
 def test_a_rank_without_memory_for_what_comes_says_so_on_every_rank(world, monkeypatch):
@@ -514,7 +514,7 @@ def test_a_rank_without_memory_for_what_comes_says_so_on_every_rank(world, monke
     # Who was first says why; the other one may have heard of that before it came so far.
     assert type(outcomes[0]) is mh.AbortedError
     assert mh.OutOfMemoryError in {type(outcome) for outcome in outcomes} <= {mh.AbortedError, mh.OutOfMemoryError}
-    assert "has no memory for the 2359296 bytes that broadcast_object brings" in str(outcomes[0])
+    assert "has no memory for the 2359296 bytes of broadcast_object" in str(outcomes[0])
 
 
 def test_objects_of_many_sizes_share_few_plans(world):

@@ -156,7 +156,7 @@ BROKEN: dict[str, tuple[Any, type[Exception], str]] = {
     "no array": (
         lambda a, b: float(a.sum()),
         mh.DTypeError,
-        "returned a float.*each on its own; a matrix is one element where the dtype says so",
+        "returned a float.*each on its own; a matrix is one element only with such a dtype",
     ),
     "nothing": (lambda a, b: None, mh.DTypeError, "returned a NoneType"),
     "writes": (writes, mh.LayoutError, r"op=Op\(writes\) writes into its arguments, which are read-only"),
@@ -319,7 +319,7 @@ def test_values_with_indices() -> None:
     assert made.tolist() == [[(1.5, 7), (2.5, 8)], [(3.5, 7), (4.5, 8)]]
     with pytest.raises(mh.DTypeError, match="integers"):
         mh.with_index([1.0], 0.5)
-    with pytest.raises(mh.DTypeError, match="holds 9223372036854775808, and locations are int64"):
+    with pytest.raises(mh.DTypeError, match="holds 9223372036854775808, but locations are int64"):
         mh.with_index([1.0, 2.0], np.array([1, 2**63], np.uint64))
     with pytest.raises(mh.SizeMismatchError, match="broadcast"):
         mh.with_index([1.0, 2.0], [1, 2, 3])

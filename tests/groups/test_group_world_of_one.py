@@ -79,7 +79,7 @@ def test_a_rank_that_is_alone_although_it_seems_to_have_been_launched_says_so(tm
 def test_a_launcher_of_pmix_is_told_what_to_set_or_to_give(tmp_path):
     done = preloaded.run(["-c", ALONE, "PMIX_RANK=0", "{}"], cwd=tmp_path)
     assert done.returncode == 1
-    assert "ConfigError: PMIX_RANK=0 is set, by a launcher that speaks PMIx alone" in done.stderr
+    assert "ConfigError: PMIX_RANK=0 is set, by a launcher that uses only PMIx" in done.stderr
     for more, given in (("", "{'rank': 0, 'world_size': 1}"), (" MANYHANDS_WORLD_SIZE=1", "{}")):
         done = preloaded.run(["-c", ALONE, "PMIX_RANK=0" + more, given], cwd=tmp_path)
         assert (done.stdout, done.stderr) == ("1\n", "")

@@ -61,7 +61,7 @@ def test_two_stores_share_nothing() -> None:
 def test_a_key_that_nobody_sets_is_named_and_the_store_stays_usable() -> None:
     def body(group: Group) -> object:
         store = KeyValueStore(group)
-        with pytest.raises(mh.DeadlineError, match=r"nobody has set 'a', 'b' in the key-value store within 0\.05 s"):
+        with pytest.raises(mh.DeadlineError, match=r"no rank set 'a', 'b' in the key-value store within 0\.05 s"):
             store.wait(["a", "b"], timeout_s=0.05)
         group.barrier()
         store.set("a", b"")
@@ -180,4 +180,4 @@ def test_a_seal_fits_what_a_rank_of_the_group_has_sealed_for_a_purpose() -> None
 
     for error in processes(body):
         assert isinstance(error, mh.ProtocolError)
-        assert "rank 1 got words that no rank of this job has sealed" in str(error)
+        assert "rank 1 received words that no rank of this job has sealed" in str(error)

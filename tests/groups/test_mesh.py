@@ -100,7 +100,7 @@ def test_what_is_not_on_the_mesh_is_refused_in_words(world):
                     mesh.rank_at(*places, **named)
             with pytest.raises(mh.UsageError, match="no axis 'pipe'"):
                 mesh.rank_at(pipe=0)
-            with pytest.raises(mh.UsageError, match="each once"):
+            with pytest.raises(mh.UsageError, match="each only once"):
                 mesh.submesh("data", 0)
             with pytest.raises(mh.UsageError, match="at least one axis"):
                 mesh.submesh()
@@ -169,7 +169,7 @@ def test_axes_that_are_rings_are_part_of_a_mesh(world):
             assert mesh != other
             with mesh.submesh("y", "x") as turned:
                 assert turned.periodic == (False, True)
-            with pytest.raises(mh.UsageError, match=r"integer number of steps, and 0\.5 was given"):
+            with pytest.raises(mh.UsageError, match=r"integer number of steps, not 0\.5"):
                 mesh.shift("x", 0.5)  # type: ignore[arg-type]
             with pytest.raises(mh.UsageError, match="no axis 'z'"):
                 mesh.shift("z")

@@ -284,7 +284,7 @@ def test_a_server_that_greets_otherwise_is_told_at_once(nursery: Nursery) -> Non
                 caller.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
                 failure = ranks.raised()[1]
     assert failure["type"] == "RendezvousError"
-    assert "is not a manyhands job: it said b'SSH-2.0" in failure["text"]
+    assert "is not a manyhands job: it sent b'SSH-2.0" in failure["text"]
     assert failure["took"] < LONG_BEFORE_S
 
 

@@ -130,7 +130,7 @@ def test_doctor_shows_what_was_refused_and_what_is_right(manyhands: Run) -> None
     errors = {each["name"]: each["error"] for each in json.loads(answer.stdout)["extensions"]}
     assert errors["star"] is None
     assert "the plugin 'comet' registers the algorithm 'comet' for broadcast, which is refused" in errors["comet"]
-    assert "holds nothing, and expected is the contribution of rank 1 alone" in errors["comet"]
+    assert "holds nothing; expected the contribution of rank 1 alone" in errors["comet"]
 
 
 # What the verifier is asked
@@ -202,12 +202,12 @@ def wants_hosts(rank: int, size: int, root: int, segments: int, ranks_per_host: 
         (replace(RING, canonical=True), ["OrderError", "as in every reproducible reduction"]),
         (replace(RIGHT, build=moody([])), ["rank 0 gets another schedule when it is made a second time; it must be pure"]),
         (replace(RIGHT, build=lambda *_: 1 / 0), ["making its schedule raised ZeroDivisionError: division by zero"]),
-        (replace(RIGHT, build=lambda *_: "schedule"), ["rank 0 gets 'schedule', which is no Schedule"]),
+        (replace(RIGHT, build=lambda *_: "schedule"), ["rank 0 gets 'schedule', which is not a Schedule"]),
         (replace(RIGHT, collective=REDUCE), ["has collective", "BROADCAST", "REDUCE"]),
-        (replace(RIGHT, build=lambda rank, size, *_: RIGHT.schedule(rank, size)), ["root 1", "has root 0, and expected is 1"]),
+        (replace(RIGHT, build=lambda rank, size, *_: RIGHT.schedule(rank, size)), ["root 1", "has root 0; expected 1"]),
         (
             Algorithm("mine", Collective.ALL_TO_ALL, even_blocks, ""),
-            ["needs even blocks, and the algorithm does not claim even"],
+            ["needs even blocks, but the algorithm does not claim even"],
         ),
         (replace(RIGHT, build=wants_hosts, by_host=True), ["world of 6, root 0, segments 1, 3 ranks per host: WrongResult"]),
         (
@@ -281,9 +281,9 @@ def test_one_that_cannot_run_in_its_listed_order_is_refused_with_who_waits_for_w
     assert manager.refused_algorithms()["all_reduce", "exchange"] == (
         "world of 2, root 0, segments 1: the steps of 'exchange' cannot run in the order in which they are listed: "
         "one after the other, 4 of 10 steps can run, and then each of these ranks waits for the next: "
-        "rank 0, step 2 (Copy) waits until rank 1 receives by step 3 what step 1 sends -> "
-        "rank 1, step 2 (Copy) waits until rank 0 receives by step 3 what step 1 sends -> rank 0; "
-        "list the steps so that each receive stands before the steps that wait for a send, where the peer may do the same"
+        "rank 0, step 2 (Copy) waits until rank 1 receives by step 3 the message that step 1 sends -> "
+        "rank 1, step 2 (Copy) waits until rank 0 receives by step 3 the message that step 1 sends -> rank 0; "
+        "list the steps so that each receive stands before the steps that wait for a send, if the peer may do the same"
     )
     refusal = manager.extension_errors()["offer"].__cause__
     assert isinstance(refusal, PluginError)
@@ -513,10 +513,14 @@ def test_a_name_that_is_taken_is_refused_and_the_one_that_has_it_stays(manager: 
     manager.register(Offer(RIGHT), "two")
     manager.register(Offer(RIGHT, replace(SEGMENTED, name="other"), replace(RIGHT, name="other")), "three")
     assert sorted(each.name for each in manager.algorithms()) == ["mine", "other"]
-    assert "manyhands has an algorithm of that name" in str(manager.extension_errors()["one"])
+    assert "manyhands already has an algorithm of that name" in str(manager.extension_errors()["one"])
     assert isinstance(manager.extension_errors()["one"].__cause__, DuplicatePluginError)
-    assert "'mine' for broadcast, which is refused: another plugin has an algorithm" in str(manager.extension_errors()["three"])
-    assert "'other' for broadcast, which is refused: this plugin has an algorithm" in str(manager.extension_errors()["three"])
+    assert "'mine' for broadcast, which is refused: another plugin already has an algorithm" in str(
+        manager.extension_errors()["three"]
+    )
+    assert "'other' for broadcast, which is refused: this plugin already has an algorithm" in str(
+        manager.extension_errors()["three"]
+    )
     assert "two" not in manager.extension_errors()
     chooser = make_selector(load({"algorithms": {"broadcast": "binomial"}}, environ={}, manager=manager), manager)
     assert chooser.choose(BROADCAST, 8, 4).algorithm is builtin(BROADCAST, "binomial")

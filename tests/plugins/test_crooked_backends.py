@@ -138,19 +138,19 @@ def outcomes(fault: str, program: Any) -> list[Any]:
 
 
 COLLECTIVES = {
-    "send": r"CrookedTransport.send\(\) returned None, and not a manyhands.api.Transfer",
-    "send a future": r"CrookedTransport.send\(\) returned <Future .*>, and not a manyhands.api.Transfer",
+    "send": r"CrookedTransport.send\(\) returned None instead of a manyhands.api.Transfer",
+    "send a future": r"CrookedTransport.send\(\) returned <Future .*> instead of a manyhands.api.Transfer",
     "send that does not tell": "its Bare has no 'done', which a manyhands.api.Transfer has from the beginning",
-    "recv": r"CrookedTransport.recv\(\) returned None, and not",
-    "streamed send": r"CrookedTransport.send\(\) returned None, and not",
-    "streamed recv": r"CrookedTransport.recv\(\) returned None, and not",
-    "streamed consume": r"CrookedTransport.consume\(\) returned None, and not",
+    "recv": r"CrookedTransport.recv\(\) returned None instead of",
+    "streamed send": r"CrookedTransport.send\(\) returned None instead of",
+    "streamed recv": r"CrookedTransport.recv\(\) returned None instead of",
+    "streamed consume": r"CrookedTransport.consume\(\) returned None instead of",
     "second send": "(it gave None where a manyhands.api.Transfer was expected|send.. returned None)",
-    "mailbox": r"CrookedTransport.mailbox\(\) returned 'box', and neither a manyhands.api.Mailbox nor None",
-    "mailbox without slots": r"incoming=\(\), and not one or more memoryviews each",
-    "post": r"\.post\(\) returned <Future .*>, and not a manyhands.api.Transfer",
-    "fetch": r"\.fetch\(\) returned 'later', and not a manyhands.api.Transfer",
-    "wait": r"CrookedTransport.wait\(\) returned, and none of the transfers is done",
+    "mailbox": r"CrookedTransport.mailbox\(\) returned 'box' instead of a manyhands.api.Mailbox or None",
+    "mailbox without slots": r"incoming=\(\) instead of one or more memoryviews each",
+    "post": r"\.post\(\) returned <Future .*> instead of a manyhands.api.Transfer",
+    "fetch": r"\.fetch\(\) returned 'later' instead of a manyhands.api.Transfer",
+    "wait": r"CrookedTransport.wait\(\) returned, but none of the transfers is done",
 }
 
 
@@ -205,12 +205,12 @@ def test_what_a_transport_gives_is_believed_by_no_message(fault: str) -> None:
 
 
 BACKENDS = {
-    "factory": r"^the factory 'crooked_for_tests:create' of the backend 'crooked' of this process returned None, and not a manyhands.api.Backend$",
-    "open_transport": r"^open_transport\(\) of the backend 'crooked' returned None, and not a manyhands.api.Transport$",
-    "open_barrier": r"^open_barrier\(\) of the backend 'crooked' returned 'barrier', and not a manyhands.api.Transport$",
+    "factory": r"^the factory 'crooked_for_tests:create' of the backend 'crooked' of this process returned None instead of a manyhands.api.Backend$",
+    "open_transport": r"^open_transport\(\) of the backend 'crooked' returned None instead of a manyhands.api.Transport$",
+    "open_barrier": r"^open_barrier\(\) of the backend 'crooked' returned 'barrier' instead of a manyhands.api.Transport$",
     "allocate": r"^allocate\(80\) of the backend 'crooked' returned b'bytes', and neither a writable memoryview of so many bytes nor None$",
     "allocate too little": r"^allocate\(80\) of the backend 'crooked' returned <memory.*>, and neither",
-    "native": "a plugin returned 'natively' when it was asked who performs all_reduce on the backend 'crooked', and neither a function nor None",
+    "native": "a plugin returned 'natively' when it should say whether it performs all_reduce on the backend 'crooked'; expected a function or None",
 }
 
 

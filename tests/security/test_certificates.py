@@ -131,7 +131,7 @@ def test_where_ranks_meet_the_certificate_names_the_host_that_was_dialled(
         return
     with pytest.raises(mh.AuthenticationError, match="HOST=NAME,NAME") as caught:
         connect(*credentials, host)
-    assert f"does not name {host!r}, the host that was dialled" in str(caught.value)
+    assert f"does not name {host!r}, the dialled host" in str(caught.value)
 
 
 def test_names_are_not_compared_where_the_configuration_says_so(hosts: Path, connect: Connecting) -> None:
@@ -147,7 +147,7 @@ def test_a_rank_that_is_dialled_shows_the_names_with_which_it_came(hosts: Path, 
     for thief in listening[1:]:
         with pytest.raises(mh.AuthenticationError, match="another process answers in its place") as caught:
             connect(thief, dialler)
-        assert f"that of the rank that was dialled {names[1]} (security.tls_names)" in str(caught.value)
+        assert f"but the certificate of the dialled rank names {names[1]} (security.tls_names)" in str(caught.value)
     nameless = two.of_job(b"job", names).towards("rank 1 (tcp)", 2)
     assert connect(listening[2], nameless) == ("DNS:node2", "")
 
@@ -175,7 +175,7 @@ def test_another_hosts_certificate_makes_no_connection_in_a_ranks_name(hosts: Pa
         assert on_threads(body, 3) == [3.0] * 3
     assert [record.getMessage() for record in caplog.records if record.name == "manyhands.security"] == [
         (
-            f"manyhands: a connection says that it is rank 0's, whose certificate names DNS:node1, IP Address:{ELSEWHERE}, and shows one "
+            f"manyhands: a connection claims to be rank 0, whose certificate names DNS:node1, IP Address:{ELSEWHERE}, but shows a certificate "
             "that names DNS:node2: it was refused"
         )
     ]
@@ -233,7 +233,7 @@ def test_half_a_change_of_certificates_changes_nothing(
         with caplog.at_level(logging.WARNING, "manyhands.security"):
             assert [tls.current() is before for _ in range(3)] == [True] * 3
         assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["manyhands"]
-        assert "the certificates have changed and cannot be used, so that the old ones stay" in caplog.text
+        assert "the new certificates cannot be used, so the old ones remain in use" in caplog.text
         assert connect(with_tls(tls), with_tls(tls)) == ("", "")
     put(tmp_path / "job", {"tls.crt": new["tls.crt"]})
     assert tls.current().digest != before.digest

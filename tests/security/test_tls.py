@@ -162,7 +162,7 @@ def test_whatever_is_done_each_result_is_right_and_each_error_typed(
 def test_a_certificate_of_another_authority_is_refused(folder: Path) -> None:
     zeroth, first = meeting([folder / "job", folder / "hosts" / "node1"], timeout_s=3)
     assert isinstance(zeroth, mh.DeadlineError)
-    assert "from 127.0.0.1 with TLS that failed (the other end does not trust the certificate of this one" in str(zeroth)
+    assert "from 127.0.0.1 with TLS that failed (the other end does not trust this rank's certificate" in str(zeroth)
     assert isinstance(first, mh.AuthenticationError)
     assert "give all ranks certificates of one authority" in str(first)
 
@@ -273,7 +273,7 @@ def test_a_certificate_without_the_secret_is_no_good_on_the_path(folder: Path, l
     listener = Listener(loop, sock, credentials, lambda *given: came.append(given), lambda _, why: refused.append(why))
     between = Between(folder / "hosts" / "10.0.0.2", address)
     try:
-        with pytest.raises(mh.AuthenticationError, match="somebody on the path has a certificate of the same authority"):
+        with pytest.raises(mh.AuthenticationError, match="an attacker on the path has a certificate of the same authority"):
             dial(between.address, credentials, b"hello", Deadline(30))
     finally:
         between.close()

@@ -72,7 +72,7 @@ def test_a_changed_message_ends_the_job_on_both_ranks(nursery: Nursery, directio
     assert len(told) == 2
     for words in told.values():
         assert words.startswith("ProtocolError")
-        assert "what came is not what rank" in words
+        assert "the received message is not the one that rank" in words
         assert "the connection was tampered with" in words
 
 

@@ -1,7 +1,7 @@
 """The conformance suite of manyhands: whether a backend keeps the contract.
 
 ``manyhands check NAME`` runs it, and `manyhands_conformance.pytest` has it as tests. A check is a function ``check_NAME(worlds)``, which gets a
-`WorldMaker` and raises AssertionError where the promise in its first line is broken.
+`WorldMaker` and raises AssertionError if the promise in its first line is broken.
 """
 
 from __future__ import annotations

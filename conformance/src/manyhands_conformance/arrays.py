@@ -1,4 +1,4 @@
-"""The arrays that checks send, what must come of them, and how the two are compared, byte by byte."""
+"""The arrays that checks send, the expected results, and the comparison of the two, byte by byte."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPS: dict[str, np.ufunc] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-"""The reductions that have a name, and what combines two operands."""
+"""The reductions that have a name, and the functions that combine two operands."""
 
 
 _PADDED = (np.dtype(np.longdouble), np.dtype(np.clongdouble))
@@ -79,7 +79,7 @@ def _numbers(rank: int, count: int, name: str, op: str, seed: int) -> Array:
     dtype, draw = dtype_of(name), np.random.default_rng([rank, seed])
     if name == "bool":
         return draw.integers(0, 2, count).astype(bool)
-    if name in _INTEGERS.split():  # what is too large wraps round, in any order
+    if name in _INTEGERS.split():  # a sum that is too large wraps round, in any order
         return np.frombuffer(draw.bytes(count * dtype.itemsize), dtype).copy()
     if op == "mean":  # the same on all ranks, so that the mean is that
         return np.random.default_rng(seed).integers(1, 3, count).astype(dtype)
@@ -105,13 +105,13 @@ def combined(op: str, arrays: Sequence[Array]) -> Array:
 
 
 def same(got: Any, expected: Array | None, what: str) -> None:
-    """Raise AssertionError unless an array is what was expected: dtype, shape, and every byte that means something; None is nothing."""
+    """Raise AssertionError unless an array is the expected one: dtype, shape, and every byte that has a meaning; None is nothing."""
     if expected is None:
-        assert got is None, f"{what}: got {got!r}, and expected was None on this rank"
+        assert got is None, f"{what}: got {got!r}; expected None on this rank"
         return
-    assert isinstance(got, np.ndarray), f"{what}: got {got!r}, and expected was an array"
-    assert got.dtype == expected.dtype, f"{what}: got {got.dtype}, and expected was {expected.dtype}"
-    assert got.shape == expected.shape, f"{what}: got the shape {got.shape}, and expected was {expected.shape}"
+    assert isinstance(got, np.ndarray), f"{what}: got {got!r}; expected an array"
+    assert got.dtype == expected.dtype, f"{what}: got {got.dtype}; expected {expected.dtype}"
+    assert got.shape == expected.shape, f"{what}: got the shape {got.shape}; expected {expected.shape}"
     if got.tobytes() == expected.tobytes():
         return
     if expected.dtype in _PADDED or expected.dtype.kind == "c":  # padding; the sign of a zero
@@ -135,16 +135,16 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], Array | None]
 
 
 def calls(group: Group, arrays: Sequence[Array], op: str = "sum", root: int = 0) -> dict[str, Call]:
-    """Return, for every collective and for `sendrecv`: the method, its arguments, and what this rank must get.
+    """Return, for every collective and for `sendrecv`: the method, its arguments, and the result that this rank must get.
 
     Parameters
     ----------
     group
         The group.
     arrays
-        What each rank gives. Those that are divided among the ranks are left out where axis 0 cannot be.
+        Each rank's array. Collectives that divide an array among the ranks are left out if axis 0 cannot be divided.
     op
-        The reduction; exscan is left out where that is a mean, and scan.
+        The reduction; exscan is left out if that is a mean, and scan.
     root
         The root of those that have one.
     """
@@ -161,7 +161,7 @@ def calls(group: Group, arrays: Sequence[Array], op: str = "sum", root: int = 0)
     }
     if op != "mean":
         found["scan"] = (group.scan, (mine, op), combined(op, arrays[: rank + 1]))
-        # What rank 0 gets is the identity of the reduction, and filled in by core.
+        # Rank 0 gets the identity of the reduction, which core fills in.
         before = combined(op, arrays[:rank]) if rank else np.full_like(total, op == "product")
         if rank or op in ("sum", "product", "or", "xor"):
             found["exscan"] = (group.exscan, (mine, op), before)

@@ -1,4 +1,4 @@
-"""How much memory this process uses, without what its allocator keeps for later."""
+"""The memory of this process, without the reserves of its allocator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["used_mib"]
 
 _MIB: Final = 1 << 20
 _HEAP_BYTES: Final = 64 << 20
-"""The heaps of glibc for threads begin at multiples of this, and what they have not needed yet is reserved (HEAP_MAX_SIZE of its malloc/arena.c)."""
+"""The heaps of glibc for threads begin at multiples of this, and their unneeded part is reserved (HEAP_MAX_SIZE of its malloc/arena.c)."""
 _HEAD: Final = re.compile(r"^(?=[0-9a-f]+-[0-9a-f]+ )", re.MULTILINE)
 
 
@@ -36,10 +36,10 @@ class _Mapping(NamedTuple):
 
 
 def used_mib() -> float | None:
-    """Return how many MiB this process uses that are no file's and no shared memory; None where the system does not tell.
+    """Return the MiB of this process that belong to no file and no shared memory; None if the system does not say.
 
-    What is free in the heaps of the allocator is not counted where that is glibc: there, it comes and goes by many MiB from world to world, as the next thread
-    may take another heap. Elsewhere it is counted.
+    Free memory in the heaps of the allocator is not counted if that is glibc: there, it comes and goes by many MiB from world to world, as the next thread
+    may take another heap. With other allocators it is counted.
     """
     try:
         mappings = list(_mappings())
@@ -56,7 +56,7 @@ def used_mib() -> float | None:
 
 
 def _heaps(mappings: list[_Mapping]) -> Iterator[int]:
-    """Yield the numbers of the places where a heap of a thread is."""
+    """Yield the numbers of the places with the heap of a thread."""
     first: _Mapping | None = None
     for each in mappings:
         if each.begin % _HEAP_BYTES == 0:

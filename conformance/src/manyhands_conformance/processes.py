@@ -1,4 +1,4 @@
-"""A world whose ranks are started by ``manyhands run``: processes, or whatever the backend's launcher makes."""
+"""A world whose ranks are started by ``manyhands run``: processes, or the ranks of the backend's launcher."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _TAIL = 2000
 class ProcessJob:
     """Ranks that run one program after the other in one group until the job ends.
 
-    Their temporary files have a folder of their own, where no other program makes any; it goes with the job.
+    Their temporary files have a folder of their own, used by no other program; it is removed with the job.
 
     Parameters
     ----------
     backend, config
-        What ``manyhands run`` is told: a mapping becomes variables, a text is the name of a file.
+        The options of ``manyhands run``: a mapping becomes variables, a text is the name of a file.
     size
         How many ranks there are.
     timeout_s
@@ -50,12 +50,12 @@ class ProcessJob:
     pids
         The process of each rank.
     words
-        What ranks have told so far: (rank, word).
+        The words of ranks so far: (rank, word).
 
     Raises
     ------
     AssertionError
-        The ranks do not come together; with what they wrote.
+        The ranks do not come together; with their output.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ProcessJob:
                 raise
 
     def run(self, program: Program, facts: Mapping[str, Any], patience_s: float) -> list[Outcome | None]:
-        """Run a program on every rank; return what came of it on each, None for a rank that was not done in time, or has died."""
+        """Run a program on every rank; return the result on each, None for a rank that was not done in time, or has died."""
         self.begin(program, facts)
         return self.outcomes(patience_s)
 
@@ -118,7 +118,7 @@ class ProcessJob:
         self._order({"program": f"{program.__module__}:{program.__qualname__}", "facts": dict(facts)})
 
     def outcomes(self, patience_s: float, lost: tuple[int, ...] = ()) -> list[Outcome | None]:
-        """Wait until every rank but those that are ``lost`` is done; return what came of the program, None for those that are not."""
+        """Wait until every rank except ``lost`` ones is done; return the results of the program, None for ranks that are not done."""
         wanted = set(range(self.size)).difference(lost)
         self._read_until(lambda: wanted <= self._outcomes.keys() | self._gone, patience_s)
         if self._outcomes.keys() >= self._connections.keys():
@@ -126,7 +126,7 @@ class ProcessJob:
         return [self._outcomes.get(rank) for rank in range(self.size)]
 
     def told(self, word: str, count: int) -> bool:
-        """Wait until so many ranks have told a word; return whether they have."""
+        """Wait until so many ranks have sent a word; return whether they have."""
         return self._read_until(lambda: sum(each == word for _, each in self.words) >= count, patience.TIMEOUT_S)
 
     def signal(self, rank: int, number: signal.Signals) -> float:
@@ -136,7 +136,7 @@ class ProcessJob:
         return now
 
     def whereabouts(self) -> str:
-        """Return what the ranks wrote last."""
+        """Return the last output of the ranks."""
         tail = self._tail()
         return f"  they wrote: {tail}" if tail else "  they wrote nothing"
 
@@ -147,7 +147,7 @@ class ProcessJob:
                 connection.socket.shutdown(socket.SHUT_WR)
 
     def end(self, patience_s: float) -> str:
-        """Let all ranks leave; return what is wrong where they do not end well, else an empty text. What is left is killed."""
+        """Let all ranks leave; return the fault if they do not end well, otherwise an empty text. Remaining ranks are killed."""
         fault = ""
         if self._is_over:
             return fault
@@ -248,7 +248,7 @@ class ProcessJob:
 
 
 class _Connection:
-    """The socket of a rank, and what has come of a line."""
+    """The socket of a rank, and the received part of a line."""
 
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(True)
@@ -261,7 +261,7 @@ class _Connection:
         return self.rank >= 0
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Return the lines that came; None where the other side is gone."""
+        """Return the lines that came; None if the other side is gone."""
         try:
             data = self.socket.recv(1 << 16)
         except OSError:

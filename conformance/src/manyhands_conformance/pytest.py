@@ -8,7 +8,7 @@
     class TestPigeon(BackendConformance):
         backend = "pigeon"
 
-Each check is one test, ``test_CHAPTER_NAME``. Who cannot keep a promise yet says so, and why::
+Each check is one test, ``test_CHAPTER_NAME``. A backend that cannot keep a promise yet says so, and why::
 
         @pytest.mark.xfail(strict=True, reason="the loft takes one letter at a time")
         def test_async_many_in_flight(self, worlds):

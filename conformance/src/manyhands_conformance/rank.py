@@ -1,7 +1,7 @@
 """A rank that is a process of its own: ``manyhands run ... -m manyhands_conformance.rank SOCKET TIMEOUT CLOCK``.
 
-It takes programs from the socket, one line of JSON each, and answers with what came of them; ``{"rest": true}`` says that all ranks have ended the last one.
-CLOCK is ``virtual`` where ranks live on a clock of their own.
+It takes programs from the socket, one line of JSON each, and answers with their results; ``{"rest": true}`` says that all ranks have ended the last one.
+CLOCK is ``virtual`` if ranks run on a clock of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _orders(own: socket.socket, *, is_virtual: bool) -> Iterator[dict[str, Any]]
     """Yield the programs that come, until the other side ends."""
     partial, others_run = b"", True
     while True:
-        # A rank that only waits for what is not of a simulated world keeps those that still run waiting for seconds, and one in which nothing happens for long
+        # A rank that only waits for an event outside of a simulated world keeps the running ranks waiting for seconds, and one in which nothing happens for long
         # counts as deadlocked.
         while is_virtual and not select.select([own], [], [], 0.0002 if others_run else _REST_S)[0]:
             mh.sleep(0.001)

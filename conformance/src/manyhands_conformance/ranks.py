@@ -1,4 +1,4 @@
-"""What the programs of checks use: how a call ended, another group of the same ranks, and word to the check."""
+"""The functions for programs of checks: how a call ended, another group of the same ranks, and words for the check."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Program = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a call or of a program on one rank.
+    """The result of a call or of a program on one rank.
 
     Attributes
     ----------
     value
-        What it returned.
+        The returned value.
     errors
-        The names of the class of what it raised and of that class's bases, the class first; empty where it returned.
+        The names of the class of the exception and of that class's bases, the class first; empty if it returned.
     text
         The words of the error.
     peer
-        The rank that the error names; None where it names none.
+        The rank that the error names; None if it names none.
     took_s
         How many seconds it lasted.
     ended
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The name of the error's class; empty where there was none."""
+        """The name of the error's class; empty if there was none."""
         return self.errors[0] if self.errors else ""
 
     def __str__(self) -> str:
@@ -60,11 +60,11 @@ class Outcome:
 
 
 def outcome_of(call: Callable[[], Any]) -> tuple[Outcome, BaseException | None]:
-    """Make a call; return what came of it, and what it raised."""
+    """Make a call; return its result, and its exception."""
     began = time.monotonic()
     try:
         value = call()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the check is told
+    except BaseException as error:  # noqa: BLE001 - the check gets any exception
         ended = time.monotonic()
         names = tuple(kind.__name__ for kind in type(error).__mro__)
         peer = getattr(error, "peer", None)
@@ -101,7 +101,7 @@ class Here:
     Attributes
     ----------
     backend, config, timeout_s
-        What its groups are made with.
+        The settings of its groups.
     say
         Gives a word to the check.
     """
@@ -138,7 +138,7 @@ def came_late(endings: Iterable[Mapping[str, Any] | None], timeout_s: float) -> 
     Parameters
     ----------
     endings
-        What `ending` returned on each rank; None for one that is not asked for.
+        The result of `ending` on each rank; None for one that is not examined.
     timeout_s
         The timeout of the call.
     """
@@ -147,5 +147,5 @@ def came_late(endings: Iterable[Mapping[str, Any] | None], timeout_s: float) -> 
 
 
 def tell(word: str) -> None:
-    """Give a word to the check; see `ProcessJob.told`."""
+    """Send a word to the check; see `ProcessJob.told`."""
     HERE.get().say(word)

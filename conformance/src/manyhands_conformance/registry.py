@@ -1,4 +1,4 @@
-"""What a check is, and all that there are."""
+"""The class of a check, and the list of all."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ CHAPTERS: Final[dict[str, str]] = {
     "async": "calls in the background",
     "groups": "groups of some of the ranks",
     "threads": "several threads of a rank",
-    "mismatches": "ranks that do not make the same call are told so, all of them",
+    "mismatches": "all ranks learn that they do not make the same call",
     "deadlines": "a late rank is named in time",
-    "close": "leaving a group, whatever goes on",
+    "close": "leaving a group in every state",
     "leaks": "nothing is left behind",
     "death": "a lost rank is named on every other",
-    "speed": "calls take a sane share of what the machine can do",
+    "speed": "calls reach a sane share of the machine's speed",
     "device": "arrays on GPUs",
 }
-"""The chapters and what they are about, in the order in which they run: what the others stand on comes first. A chapter is a module of `manyhands_conformance.chapters`."""
+"""The chapters with their subjects, in the order in which they run: the ones on which others rely come first. A chapter is a module of `manyhands_conformance.chapters`."""
 
 NEEDS: Final[dict[str, str]] = {
     "cpu": "it does not move the memory of the host: Backend.memory",
     "cuda": "it does not move the memory of GPUs: Backend.memory",
     "clock": "its spec declares 'virtual time'",
-    "processes": "its ranks are no processes: its spec declares 'virtual time'",
+    "processes": "its ranks are not processes: its spec declares 'virtual time'",
     "threads": "its ranks live in processes of their own, which have ended then",
 }
-"""What a check may need, and why a backend lacks it."""
+"""The needs of a check, and why a backend lacks them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise of the contract, and what finds out whether a backend keeps it.
+    """One promise of the contract, and the function that examines whether a backend keeps it.
 
     Attributes
     ----------
@@ -54,9 +54,9 @@ class Check:
     promise
         One line: the first line of the function's docstring.
     needs
-        What the backend must have declared; it is skipped on others. See `NEEDS`.
+        The properties that the backend must have declared; it is skipped on others. See `NEEDS`.
     run
-        The function: raises AssertionError, or an error of manyhands, where the promise is broken.
+        The function: raises AssertionError, or an error of manyhands, if the promise is broken.
     """
 
     name: str
@@ -82,7 +82,7 @@ def check(*, chapter: str, needs: str = "cpu") -> Callable[[Callable[[WorldMaker
     chapter
         One of `CHAPTERS`.
     needs
-        Words of `NEEDS` with spaces between them: the check is skipped where the backend has not declared them.
+        Words of `NEEDS` with spaces between them: the check is skipped if the backend has not declared them.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def check(*, chapter: str, needs: str = "cpu") -> Callable[[Callable[[WorldMaker
             raise ValueError(f"{function.__name__}: expected check_NAME, a docstring, a chapter and needs that there are")
         made = Check(name, chapter, promise, wanted, function)
         if made.title in _registered:
-            raise ValueError(f"there are two checks {made.title}")
+            raise ValueError(f"two checks have the name {made.title}")
         _registered[made.title] = made
         return function
 
@@ -114,7 +114,7 @@ def all_checks() -> list[Check]:
 
 
 def choose(chapters: list[str], only: list[str]) -> list[Check]:
-    """Return the checks of some chapters, and of those the ones that are named; all where a list is empty.
+    """Return the checks of some chapters, and of those the ones that are named; all if a list is empty.
 
     Parameters
     ----------

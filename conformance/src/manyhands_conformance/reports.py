@@ -17,7 +17,7 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd]")
 
 
 def as_text(report: Report) -> str:
-    """Return what failed, a line for each chapter, and the verdict."""
+    """Return the failures, a line for each chapter, and the verdict."""
     lines = []
     for each in report.results:
         if each.status == "failed":

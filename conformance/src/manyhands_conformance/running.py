@@ -1,4 +1,4 @@
-"""Running checks, one after the other, and what comes of them."""
+"""Running checks, one after the other, and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Status = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a check.
+    """The result of a check.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Result:
     status
         Whether the promise is kept.
     text
-        What is wrong, or why it was skipped.
+        The fault, or the reason why it was skipped.
     took_s
         Seconds.
     """
@@ -40,7 +40,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of all checks.
+    """The result of all checks.
 
     Attributes
     ----------
@@ -70,19 +70,19 @@ class Report:
 
 
 def why_skipped(check: Check, worlds: WorldMaker) -> str:
-    """Return what the backend has declared to lack that a check needs; an empty text where it lacks nothing."""
+    """Return the need of a check that the backend has declared to lack; an empty text if it lacks nothing."""
     return next((f"{worlds.backend} declares so: {NEEDS[need]}" for need in check.needs if worlds.lacks(need)), "")
 
 
 def run_check(check: Check, worlds: WorldMaker) -> Result:
-    """Run one check; whatever it raises is a finding."""
+    """Run one check; any exception is a finding."""
     began = time.monotonic()
     reason = why_skipped(check, worlds)
     if reason:
         return Result(check, "skipped", reason, 0.0)
     try:
         check.run(worlds)
-    except Exception as error:  # noqa: BLE001 - what a backend raises may be anything
+    except Exception as error:  # noqa: BLE001 - a backend may raise anything
         text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
         return Result(check, "failed", text, time.monotonic() - began)
     return Result(check, "passed", "", time.monotonic() - began)
@@ -106,7 +106,7 @@ def run_checks(
     Returns
     -------
     Report
-        Also where checks failed, and where a KeyboardInterrupt ended them.
+        Also if checks failed, and if a KeyboardInterrupt ended them.
     """
     results: list[Result] = []
     with contextlib.suppress(KeyboardInterrupt):

@@ -19,7 +19,7 @@ _FRAMES = 6
 
 
 def has_stuck_threads() -> bool:
-    """Tell whether ranks that are threads still live, after all worlds have ended."""
+    """Return whether ranks that are threads still live, after all worlds have ended."""
     return any(thread.name.startswith(_NAME) for thread in threading.enumerate())
 
 
@@ -29,7 +29,7 @@ class ThreadJob:
     Parameters
     ----------
     backend, config
-        What their group is made with.
+        The settings of their group.
     size
         How many there are.
     timeout_s
@@ -51,7 +51,7 @@ class ThreadJob:
             thread.start()
 
     def run(self, program: Program, facts: Mapping[str, Any], patience_s: float) -> list[Outcome | None]:
-        """Run a program on every rank; return what came of it on each, None for a rank that was not done in time."""
+        """Run a program on every rank; return the result on each, None for a rank that was not done in time."""
         for orders in self._orders:
             orders.put((program, facts))
         found: dict[int, Outcome] = {}
@@ -65,7 +65,7 @@ class ThreadJob:
         return [found.get(rank) for rank in range(self.size)]
 
     def whereabouts(self) -> str:
-        """Return in words where the ranks are that still do something."""
+        """Return words for the places of the ranks that are still busy."""
         frames = current_frames()
         lines = []
         for rank, thread in enumerate(self._threads):
@@ -84,9 +84,9 @@ class ThreadJob:
             orders.put(None)
 
     def end(self, patience_s: float) -> str:
-        """Let all ranks leave; return what is wrong where one does not, else an empty text.
+        """Let all ranks leave; return the fault if one does not, otherwise an empty text.
 
-        What does not leave by itself is aborted; a thread that does not even end then is left behind.
+        Ranks that do not leave by themselves are aborted; a thread that does not even end then is left behind.
         """
         self.leave()
         if self._joined(patience_s):
@@ -117,5 +117,5 @@ class ThreadJob:
                 HERE.reset(token)
 
         outcome, error = outcome_of(body)
-        if error is not None:  # told already, if a program raised it
+        if error is not None:  # reported already, if a program raised it
             self._ended.put((rank, outcome))

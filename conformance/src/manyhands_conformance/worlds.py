@@ -1,4 +1,4 @@
-"""`WorldMaker`: what every check is given."""
+"""`WorldMaker`: the argument of every check."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _memory(group: Group) -> list[str]:
 class WorldMaker:
     """Makes worlds of ranks on one backend, and runs programs on them.
 
-    Ranks are threads of this process; where the backend says by `BackendUnavailableError` that it cannot have such, or has a launcher of its own, they are
-    started by ``manyhands run``. Worlds whose programs raised nothing are kept, and serve the next program.
+    Ranks are threads of this process. If the backend says by `BackendUnavailableError` that it cannot have such, or has a launcher of its own,
+    ``manyhands run`` starts them. Worlds whose programs raised nothing are kept, and serve the next program.
 
     Parameters
     ----------
@@ -40,12 +40,12 @@ class WorldMaker:
     ranks
         How many ranks a world has unless a check asks for another number; at least 2.
     quick
-        Whether checks may leave out some of what they would try.
+        Whether checks may leave out some of their cases.
 
     Attributes
     ----------
     spec
-        What the backend says of itself.
+        The backend's description of itself.
     has_threads
         Whether ranks may be threads of one process.
 
@@ -78,13 +78,13 @@ class WorldMaker:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of worlds that a check tries which is about that: 1 to 9 where ranks are threads, else 1 to ``ranks``."""
+        """The sizes of worlds for a check that is about them: 1 to 9 if ranks are threads, otherwise 1 to ``ranks``."""
         if not self.has_threads:
             return list(range(1, self.ranks + 1))
         return sorted({1, 2, self.ranks, 7}) if self.quick else list(range(1, _LARGEST + 1))
 
     def lacks(self, need: str) -> bool:
-        """Tell whether the backend has declared that it lacks something: a word of `registry.NEEDS`."""
+        """Return whether the backend has declared that it lacks something: a word of `registry.NEEDS`."""
         if need in ("cpu", "cuda"):
             return need not in self._memory
         if need == "threads":
@@ -92,7 +92,7 @@ class WorldMaker:
         return "virtual time" in self.spec.capabilities
 
     def run(self, program: Program, ranks: int | None = None, **facts: Any) -> list[Any]:
-        """Run a program on every rank; return what it returned on each.
+        """Run a program on every rank; return its result on each.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class WorldMaker:
     def attempt(
         self, program: Program, ranks: int | None = None, *, timeout_s: float | None = None, **facts: Any
     ) -> list[Outcome]:
-        """Run a program on every rank of a new world, where calls may fail; return what came of it on each.
+        """Run a program on every rank of a new world, in which calls may fail; return its result on each.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class WorldMaker:
     def attempts(
         self, program: Program, each: Sequence[Mapping[str, Any]], ranks: int | None = None, *, timeout_s: float | None = None
     ) -> list[list[Outcome]]:
-        """Do as `attempt` for several sets of facts, some of them at the same time where ranks are threads.
+        """Do as `attempt` for several sets of facts, some of them at the same time if ranks are threads.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ class WorldMaker:
     def processes(
         self, program: Program, ranks: int | None = None, *, timeout_s: float | None = None, **facts: Any
     ) -> Iterator[ProcessJob]:
-        """Begin a program on ranks that are processes, which the check may signal; whatever is left at the end is killed.
+        """Begin a program on ranks that are processes, which the check may signal; ranks that are left at the end are killed.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class WorldMaker:
             job.end(0.0)
 
     def rest(self, patience_s: float = patience.TIMEOUT_S) -> str:
-        """End the worlds that were kept; return what is wrong where one does not end well, else an empty text."""
+        """End the worlds that were kept; return the fault if one does not end well, otherwise an empty text."""
         for job in self._kept.values():
             job.leave()
         faults = [job.end(patience_s) for job in self._kept.values()]
@@ -207,7 +207,7 @@ class WorldMaker:
         return "\n".join(filter(None, faults))
 
     def _try(self) -> None:
-        """Find out, by a first world, what ranks can be and which memory the backend moves. What is wrong otherwise, the checks will find."""
+        """Find, by a first world, what kind of ranks and which memory the backend supports. The checks will find other faults."""
         try:
             job = self._start(2, patience.TIMEOUT_S)
         except AssertionError:
@@ -232,7 +232,7 @@ class WorldMaker:
 
 
 def _what_happened(program: Program, job: ThreadJob | ProcessJob, outcomes: list[Outcome | None]) -> str:
-    """Return in words what went wrong: the ranks that hang, and the error that is the cause of the others."""
+    """Return words for the fault: the ranks that hang, and the error that is the cause of the others."""
     size = len(outcomes)
     raised = {rank: each for rank, each in enumerate(outcomes) if each is not None and each.errors}
     causes = (rank for rank, each in raised.items() if not {"CommError", "LinkLost"}.intersection(each.errors))

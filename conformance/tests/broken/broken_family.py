@@ -238,7 +238,7 @@ def wrong_type(self: Any, transfers: Any, error: Exception) -> None:
 @fault(
     "the other's header is not compared",
     "mismatches.arguments",
-    r"a mismatch \(.*was told nothing|and not CollectiveMismatchError",
+    r"a mismatch \(.*got no error|instead of CollectiveMismatchError",
 )
 class NoHeader(LoftTransport):
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
@@ -255,7 +255,7 @@ class NoHeader(LoftTransport):
 @fault(
     "a mismatch names no header",
     "mismatches.arguments",
-    r"got ValueError, and not CollectiveMismatchError: another header came",
+    r"got ValueError instead of CollectiveMismatchError: another header came",
 )
 @where("take", raises=HeaderMismatch)
 def no_header_told(self: Any, letter: Any, error: Exception) -> None:
@@ -268,7 +268,7 @@ def no_header_told(self: Any, letter: Any, error: Exception) -> None:
 @fault(
     "abort is ignored",
     "close.error_of_a_rank",
-    r"was told after|did not return|not all ranks left",
+    r"learned of it after|did not return|not all ranks left",
     is_long=True,
     PROGRAM_S=2.0,
     TIMEOUT_S=2.0,
@@ -279,7 +279,7 @@ class NoAbort(Loft):
         """Forget it."""
 
 
-@fault("a lost rank is an error without a rank", "close.rank_that_leaves", r"got|was told of rank None")
+@fault("a lost rank is an error without a rank", "close.rank_that_leaves", r"got|got an error about rank None")
 @where("wait", raises=LinkLost)
 def no_peer(self: Any, transfers: Any, error: Exception) -> None:
     raise ConnectionError(str(error)) from None
@@ -356,7 +356,7 @@ class Channels(LoftTransport):
 @fault(
     "every message sleeps for ten milliseconds",
     "speed.share",
-    r"short messages there and back: \d+ us, and two plain threads need \d+ us",
+    r"short messages there and back: \d+ us, but two plain threads need \d+ us",
     is_long=True,
 )
 class Slow(LoftTransport):

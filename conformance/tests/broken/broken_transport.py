@@ -26,7 +26,7 @@ class ReadOnly(LoftTransport):
 @fault(
     "a message is overtaken by the next one",
     "transport.messages",
-    "message 2 of rank 0 was expected, and message 3 of rank 0 came",
+    "message 2 of rank 0 was expected, but message 3 of rank 0 came",
 )
 class Overtaken(LoftTransport):
     held: tuple[int, bytes, memoryview] | None = None
@@ -119,13 +119,22 @@ class OnlyFirst(LoftTransport):
         super().wait(transfers[:1], deadline)
 
 
-@fault("a timeout comes too early", "transport.timeout", r"a wait of 2\.0 s for what was not sent yet ended after", SHORT_S=2.0)
+@fault(
+    "a timeout comes too early",
+    "transport.timeout",
+    r"a wait of 2\.0 s for a message that was not sent yet ended after",
+    SHORT_S=2.0,
+)
 class TooSoon(LoftTransport):
     def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
         super().wait(transfers, Deadline(max(deadline.remaining() / 50, 1e-9)))
 
 
-@fault("wait returns at its deadline", "transport.timeout", r"what was not sent yet returned .* expected was TimeoutError")
+@fault(
+    "wait returns at its deadline",
+    "transport.timeout",
+    r"a message that was not sent yet returned .* expected TimeoutError",
+)
 @where("wait", raises=TimeoutError)
 def returns(self: Any, transfers: Any, error: Exception) -> None:
     """Say nothing."""
@@ -146,20 +155,23 @@ class Share(LoftTransport):
         letter.moved = float(letter.done)  # type: ignore[assignment]
 
 
-@fault("a mismatch tells the header that was expected", "transport.header_mismatch", r"was told of the header .* came")
+@fault("a mismatch tells the header that was expected", "transport.header_mismatch", r"got the header .* came")
 @where("take", raises=HeaderMismatch)
 def expected_header(self: Any, letter: Any, error: Any) -> None:
     raise HeaderMismatch(error.peer, letter.header) from None
 
 
-@fault("a mismatch names the rank that found it", "transport.header_mismatch", r"rank 0 was told of rank 0")
+@fault("a mismatch names the rank that found it", "transport.header_mismatch", r"rank 0 got an error about rank 0")
 @where("take", raises=HeaderMismatch)
 def finder_named(self: Any, letter: Any, error: Any) -> None:
     raise HeaderMismatch(self.backend.rank, error.header) from None
 
 
 @fault(
-    "a lost connection names another rank", "transport.lost_rank", r"rank 1 of 3 left, .* it was told of rank 2", LOST_S=20.0
+    "a lost connection names another rank",
+    "transport.lost_rank",
+    r"rank 1 of 3 left, .* it got an error about rank 2",
+    LOST_S=20.0,
 )
 @where("wait", raises=LinkLost)
 def other_peer(self: Any, transfers: Any, error: Any) -> None:
@@ -169,7 +181,7 @@ def other_peer(self: Any, transfers: Any, error: Any) -> None:
 @fault(
     "a lost rank's message counts as received",
     "transport.lost_rank",
-    r"was told that a message came, which nobody sent",
+    r"learned of a message that no rank sent",
     LOST_S=20.0,
 )
 @where("wait", raises=LinkLost)

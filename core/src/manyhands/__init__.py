@@ -128,7 +128,7 @@ def __getattr__(name: str) -> Any:
     if name in (
         "init",
         "elastic",
-    ):  # what it needs takes a while to be imported, and a Ctrl-C then is to be told as one later is
+    ):  # its imports take a while, and a Ctrl-C then must have the same report as a later one
         from manyhands.job.error_file import install
 
         install()

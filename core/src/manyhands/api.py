@@ -1,7 +1,7 @@
 """All that a plugin may import: the one stable surface of manyhands.
 
-A backend, an algorithm or an observer that imports this module alone works with every manyhands-core of its `API_VERSION`, and of the
-next one. What is to go is deprecated in one version, and gone in the next.
+A backend, an algorithm or an observer that imports only this module works with every manyhands-core of its `API_VERSION`, and of the
+next one. A name is deprecated in one version, and removed in the next.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ __all__ = [
     "write_card",
 ]
 
-# The description of a plugin needs none of these but `BackendConfig`: a command that only asks which backends there are must not wait for
-# NumPy. After a colon stands the name at home, where it is another one.
+# The description of a plugin needs none of these but `BackendConfig`: a command that only lists the backends must not wait for
+# NumPy. The original name follows a colon if it is a different one.
 _HOMES = {
     "BackendConfig": "manyhands.contract.config",
     "Algorithm": "manyhands.schedule.algorithms.registry",

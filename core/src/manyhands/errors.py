@@ -5,7 +5,7 @@
     ManyHandsError
     ├─ UsageError (ValueError)            found before any byte moves
     │   ├─ InvalidRankError               a rank, root, peer or source outside the world
-    │   ├─ InvalidWorldSizeError          a world size that cannot be
+    │   ├─ InvalidWorldSizeError          an impossible world size
     │   ├─ SizeMismatchError              an array or a list of counts of the wrong size
     │   ├─ DTypeError                     a dtype that cannot travel, or an op that it does not have
     │   ├─ LayoutError                    memory that cannot be written, or cannot be handled without permuting it
@@ -13,25 +13,25 @@
     │   └─ ConfigError                    a configuration file, variable or argument
     ├─ PluginError
     │   ├─ UnknownBackendError (ConfigError)       no installed backend has that name
-    │   ├─ BackendUnavailableError (ImportError)   installed, and cannot run here
+    │   ├─ BackendUnavailableError (ImportError)   installed, but it cannot run here
     │   ├─ DuplicatePluginError           two plugins register one name
     │   └─ ApiVersionError                a plugin built for another version of the contract
-    ├─ UnsupportedError (NotImplementedError)      this backend, device, dtype or reduction cannot
-    ├─ OutOfMemoryError (MemoryError)     no memory for what a call needs
-    ├─ CommError                          found while ranks were talking
+    ├─ UnsupportedError (NotImplementedError)      not possible with this backend, device, dtype or reduction
+    ├─ OutOfMemoryError (MemoryError)     no memory for a call
+    ├─ CommError                          found while ranks communicate
     │   ├─ RendezvousError (ConnectionError)       the ranks did not meet
-    │   │   └─ AuthenticationError                 somebody does not hold the job's secret
+    │   │   └─ AuthenticationError                 a process does not hold the job's secret
     │   ├─ PeerLostError (ConnectionError)         a rank died or left
     │   ├─ DeadlineError (TimeoutError)            an operation did not finish in time
-    │   ├─ CollectiveMismatchError                 the ranks did not call the same thing
+    │   ├─ CollectiveMismatchError                 the ranks did not make the same call
     │   │   └─ DeadlockError                       ranks wait for each other, and none can continue
     │   ├─ AbortedError                            another rank gave up
-    │   ├─ InputChangedError                       a program wrote to what a call was still to read
+    │   ├─ InputChangedError                       a program wrote to an array that a call was still to read
     │   ├─ ClosedError                             the group was closed
-    │   └─ ProtocolError                           a peer sent what no manyhands sends
+    │   └─ ProtocolError                           a peer sent bytes that no manyhands sends
     └─ InternalError                      a bug in manyhands
 
-Each carries ``rank`` (who raised it), ``peer`` (whom it is about), ``operation`` and ``sequence`` where they are
+Each carries ``rank`` (the one that raised it), ``peer`` (the one that it is about), ``operation`` and ``sequence`` if they are
 known, and survives pickling. An error inherits the builtin that a caller would expect to catch.
 """
 
@@ -91,7 +91,7 @@ class ManyHandsError(Exception):
     Parameters
     ----------
     message
-        What was given, what was expected and what to do.
+        The given value, the expected one, and the remedy.
     rank
         The rank that raises the error.
     peer
@@ -127,7 +127,7 @@ class ManyHandsError(Exception):
 
 
 def _restore(cls: type[ManyHandsError], message: str, attributes: dict[str, Any]) -> ManyHandsError:
-    """Rebuild a pickled error, whatever its subclass keeps."""
+    """Rebuild a pickled error, with the fields of its subclass."""
     error = cls.__new__(cls, message)
     Exception.__init__(error, message)
     error.__dict__.update(attributes)
@@ -168,11 +168,11 @@ class ConfigError(UsageError):
     Parameters
     ----------
     file
-        Where the value came from: a path, an environment variable or ``"argument"``.
+        The origin of the value: a path, an environment variable or ``"argument"``.
     key
         The dotted key, such as ``"backends.tcp.interface"``.
     value
-        What was given.
+        The given value.
     """
 
     def __init__(self, message: str, *, file: str | None = None, key: str | None = None, value: object = None) -> None:
@@ -187,11 +187,11 @@ class PluginError(ManyHandsError):
 
 
 class UnknownBackendError(PluginError, ConfigError):
-    """No installed plugin provides a backend of that name; where the name was configured, ``file`` and ``key`` say where."""
+    """No installed plugin provides a backend of that name; if the name was configured, ``file`` and ``key`` say where."""
 
 
 class BackendUnavailableError(PluginError, ImportError):
-    """The backend is installed, and cannot run here; the message says why and what to type."""
+    """The backend is installed, but cannot run here; the message says why, and what to type."""
 
 
 class DuplicatePluginError(PluginError):
@@ -235,15 +235,15 @@ class DeadlineError(CommError, TimeoutError):
 
 
 class CollectiveMismatchError(CommError):
-    """The ranks did not make the same call; the message says who did what."""
+    """The ranks did not make the same call; the message names the ranks and their calls."""
 
 
 class DeadlockError(CollectiveMismatchError):
-    """Ranks wait for each other, and none of them can go on; the message says where each of them is."""
+    """Ranks wait for each other, and none of them can continue; the message says where each of them is."""
 
 
 class AbortedError(CommError):
-    """Another rank gave up, mostly because its program raised; ``peer`` names it."""
+    """Another rank gave up, usually because its program raised; ``peer`` names it."""
 
 
 class InputChangedError(CommError):

@@ -1,1 +1,1 @@
-"""The laboratory of manyhands: the commands ``bench``, ``show`` and ``simulate``, and what they measure, draw and predict with."""
+"""The laboratory of manyhands: the commands ``bench``, ``show`` and ``simulate``, and the measurements, drawings and predictions behind them."""

@@ -16,12 +16,12 @@ from manyhands_parallel.arrays import dtype_of, oddity, shape_of
 __all__ = ["checked_weight", "difference", "need_group", "same_on_all", "stories"]
 
 _TOLD = 5
-"""How many differences a message tells one by one."""
+"""The most differences that a message shows one by one."""
 _LONGEST_STORY = 200
 
 
 def stories(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return dtype and shape of each leaf in words, such as ``float32[3, 4]``; the type of what is no array, and what is odd about one."""
+    """Return dtype and shape of each leaf in words, such as ``float32[3, 4]``; for a value that is not an array its type, and any fault of an array."""
     return {
         name: oddity(leaf) or (f"{dtype_of(leaf)}{list(shape_of(leaf))}" if hasattr(leaf, "dtype") else type(leaf).__name__)
         for name, leaf in leaves.items()
@@ -29,23 +29,23 @@ def stories(leaves: Mapping[str, Any]) -> dict[str, str]:
 
 
 def same_on_all(group: Group, what: str, mine: Mapping[str, str], *, timeout_s: float | None = None) -> None:
-    """Compare what each rank says under each name, in its order. It costs one exchange of 16 bytes; only a difference costs more.
+    """Compare the values that the ranks give under each name, in order. It costs one exchange of 16 bytes; only a difference costs more.
 
     Parameters
     ----------
     group
         Every rank of it must call this.
     what
-        Who needs it, for the message: ``"GradientSync"``.
+        The name of the caller, for the message: ``"GradientSync"``.
     mine
-        What this rank says.
+        The value of this rank.
     timeout_s
         Seconds that each exchange may last.
 
     Raises
     ------
     UsageError
-        The ranks differ, and the message says in what. Every rank raises it, and the group stays usable.
+        The ranks differ, and the message says how. Every rank raises it, and the group stays usable.
     """
     need_group(group)
     if group.world_size == 1:
@@ -60,20 +60,18 @@ def same_on_all(group: Group, what: str, mine: Mapping[str, str], *, timeout_s: 
 
 
 def difference(what: str, ranks: Sequence[int], given: Sequence[Mapping[str, str]]) -> str:
-    """Return the message of `same_on_all` about what each of some ranks has said."""
+    """Return the message of `same_on_all` about the values of some ranks."""
     told = _differences(ranks, given)
     if len(told) > _TOLD:
         told[_TOLD:] = [f"and {len(told) - _TOLD} more"]
     lines = "".join(f"\n  {line}" for line in told)
-    return f"{what} needs the same on every rank, and the ranks differ:{lines}"
+    return f"{what} needs the same on every rank, but the ranks differ:{lines}"
 
 
 def need_group(group: Any) -> None:
-    """Refuse what is no group, before anything asks it for a rank."""
+    """Raise an error for an object that is not a group, before it is used as one."""
     if not isinstance(group, Group):
-        raise UsageError(
-            f"a Group was expected, such as mh.init() returns, and this is a {type(group).__name__}: {group!r:.80}"
-        )
+        raise UsageError(f"expected a Group, such as mh.init() returns, not a {type(group).__name__}: {group!r:.80}")
 
 
 def checked_weight(weight: Any) -> float:
@@ -89,7 +87,7 @@ def checked_weight(weight: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
-        raise UsageError(f"a weight is a finite number that is not negative, such as a number of samples; {weight!r} was given")
+        raise UsageError(f"a weight must be a finite number that is not negative, such as a number of samples, not {weight!r}")
     return number
 
 

@@ -1,8 +1,8 @@
-"""What the layers need of arrays, whatever their library: NumPy, CuPy, torch or JAX.
+"""The functions that the layers need for arrays of every library: NumPy, CuPy, torch or JAX.
 
-The layers keep what they work on in *buffers*: arrays that can be written. The buffers of NumPy and of JAX on a CPU are NumPy's, those of
-CuPy and of JAX on a GPU are CuPy's, those of torch are torch's. What a caller gave is read by `readable`, and what he gets back is made by
-`like`.
+The layers keep their data in *buffers*: arrays that can be written. The buffers of NumPy and of JAX on a CPU are NumPy's, those of
+CuPy and of JAX on a GPU are CuPy's, those of torch are torch's. `readable` reads the caller's arrays, and `like` makes the
+caller's results.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ def readable(array: Array) -> Array:
         return cupy.from_dlpack(array)
     if isinstance(array, bool | int | float | complex | np.generic):
         return np.asarray(array)
-    raise DTypeError(
-        f"an array of NumPy, CuPy, torch or JAX was expected, and this is {type(array).__qualname__}: {array!r:.80}"
-    )
+    raise DTypeError(f"expected an array of NumPy, CuPy, torch or JAX, not {type(array).__qualname__}: {array!r:.80}")
 
 
 def like(buffer: Array, template: Array) -> Array:
@@ -118,7 +116,7 @@ def write(target: Array, value: Array) -> None:
 def assignable(array: Array) -> bool:
     """Return whether ``array`` has the values that its library writes into ``readable(array)``.
 
-    Not so for JAX, for numbers, for what is read-only, and for what repeats an element, as expanded tensors do: there one value wins.
+    Not for JAX, for numbers, for read-only arrays, and for arrays that repeat an element, as expanded tensors do: there one value wins.
     """
     if isinstance(array, np.ndarray):
         return bool(array.flags.writeable) and not _repeats(array.shape, array.strides)
@@ -138,7 +136,7 @@ def writable(array: Array) -> bool:
 
 
 def oddity(array: Array) -> str:
-    """Return in words why an array is no plain one whose elements can travel, and what to do; "" for a plain one, and for what is no array."""
+    """Return words for the reason why an array is not a plain one whose elements can travel, and the remedy; "" for a plain one, and for other values."""
     if not _is_of("torch", "Tensor", array):
         return ""
     import torch
@@ -162,7 +160,7 @@ def need_plain(what: str, leaves: Mapping[str, Array]) -> None:
     Parameters
     ----------
     what
-        Who refuses them.
+        The name of the caller that refuses them.
     leaves
         The arrays, by name.
 
@@ -178,7 +176,7 @@ def need_plain(what: str, leaves: Mapping[str, Array]) -> None:
 
 
 def need_no_graph(array: Array, *, takes_leaves: bool = False) -> None:
-    """Refuse a tensor of torch whose gradient would be lost, since autograd does not see what is done with it.
+    """Refuse a tensor of torch whose gradient would be lost, because autograd does not see this work on it.
 
     Parameters
     ----------
@@ -190,20 +188,20 @@ def need_no_graph(array: Array, *, takes_leaves: bool = False) -> None:
     Raises
     ------
     UsageError
-        It requires grad, and torch records what is done.
+        It requires grad, and torch records operations.
     """
     if _is_of("torch", "Tensor", array) and array.requires_grad and not (takes_leaves and array.is_leaf):
         import torch
 
         if torch.is_grad_enabled():
             raise UsageError(
-                "a tensor that requires a gradient was given, and autograd sees nothing of this call: take the function of the same name from mp.torch, "
+                "the tensor requires a gradient, but autograd does not see this call: take the function of the same name from mp.torch, "
                 "or its SyncBatchNorm, or a collective of mp.torch.functional; without gradients give x.detach()"
             )
 
 
 def place_of(array: Array) -> str:
-    """Return in words where an array lives and which library writes there: ``"numpy"``, ``"torch on cpu"``, ``"cupy on gpu 0"``."""
+    """Return words for the memory of an array and the library that writes there: ``"numpy"``, ``"torch on cpu"``, ``"cupy on gpu 0"``."""
     buffer = readable(array)
     if isinstance(buffer, np.ndarray):
         return "numpy"
@@ -213,14 +211,14 @@ def place_of(array: Array) -> str:
 
 
 def same_place(one: Array, other: Array) -> bool:
-    """Tell whether two arrays are in memory of one kind: both on the host, or both on the same GPU."""
+    """Return whether two arrays are in memory of one kind: both on the host, or both on the same GPU."""
     return _device(one) == _device(other)
 
 
 class Memory:
-    """Makes buffers, and counts the bytes of those that are still there, by what they are for.
+    """Makes buffers, and counts the bytes of those that are still there, by their purpose.
 
-    A buffer counts as long as it, or a view of it, is reachable, so that the counter shows what is held and not what was meant to be held.
+    A buffer counts as long as it, or a view of it, is reachable, so that the counter shows the memory that is really held.
 
     Parameters
     ----------
@@ -247,16 +245,16 @@ class Memory:
         return sum(self.held.values())
 
     def reset_peak(self) -> None:
-        """Let `peak` begin anew, with the bytes held now."""
+        """Let `peak` begin again, with the bytes held now."""
         self.peak = self.current
 
     def empty(self, purpose: str, shape: int | Sequence[int], dtype: str, template: Array) -> Array:
-        """Return a buffer of undefined content, where the array ``template`` is, for one purpose.
+        """Return a buffer of undefined content, in the memory of the array ``template``, for one purpose.
 
         Parameters
         ----------
         purpose
-            What it is counted under.
+            The purpose under which it is counted.
         shape
             The extents, or the number of elements.
         dtype
@@ -285,17 +283,17 @@ class Memory:
 
                 buffer = owner = cupy.empty(extents, _numpy_dtype(dtype))
         self._count(purpose, nbytes)
-        # Interpreters end in any order: what was held then is of no interest.
+        # Interpreters end in any order: the buffers of that moment are of no interest.
         weakref.finalize(owner, self._count, purpose, -nbytes).atexit = False
         return buffer
 
     def adopt(self, purpose: str, array: Array) -> None:
-        """Count an array that something else has made, as long as it is reachable.
+        """Count an array that other code has made, as long as it is reachable.
 
         Parameters
         ----------
         purpose
-            What it is counted under.
+            The purpose under which it is counted.
         array
             An array of NumPy, CuPy or torch.
         """
@@ -312,7 +310,7 @@ class Memory:
         if template.device.type != "cpu":
             buffer = torch.empty(extents, dtype=kind, device=template.device)
             return buffer, buffer.untyped_storage()
-        # The memory is NumPy's: the tensor and its views keep that array, which tells when the last of them is gone.
+        # The memory is NumPy's: the tensor and its views keep that array, whose end shows that the last of them is gone.
         owner = self._on_host((math.prod(extents) * itemsize(dtype),), np.dtype(np.uint8))
         return torch.from_numpy(owner).view(kind).reshape(extents), _root(owner)
 
@@ -330,13 +328,13 @@ class Memory:
 
 
 def _is_of(module: str, name: str, value: Any) -> bool:
-    """Tell whether a value is an array of a library; one that nobody has imported has none."""
+    """Return whether a value is an array of a library; a library that is not imported has none."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
 
 
 def _repeats(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether some elements of an array are one and the same memory, as far as strides of 0 show it."""
+    """Return whether some elements of an array are one and the same memory, as far as strides of 0 show it."""
     return 0 not in shape and any(extent > 1 and not stride for extent, stride in zip(shape, strides, strict=True))
 
 

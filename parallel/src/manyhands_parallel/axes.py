@@ -40,7 +40,7 @@ def flat(array: Array) -> Array:
 
 
 def part(array: Array, axis: int, counts: Sequence[int], number: int) -> Array:
-    """Return one part of an array that ``counts`` divides along an axis, where possible as a view."""
+    """Return one part of an array that ``counts`` divides along an axis, as a view if possible."""
     start = sum(counts[:number])
     return array[(*(slice(None),) * axis, slice(start, start + counts[number]))]
 
@@ -76,7 +76,7 @@ def reduce_scatter(
 def exchange(
     parts: Sequence[Array], shapes: Sequence[Shape], even: bool, group: Group, *, timeout_s: float | None = None
 ) -> list[Array]:
-    """Give ``parts[r]`` to rank r, and return what came from each rank, of ``shapes``.
+    """Give ``parts[r]`` to rank r, and return the parts that came from each rank, of ``shapes``.
 
     ``even`` says whether all parts of all ranks have one size; then no sizes travel.
     """
@@ -98,7 +98,7 @@ def _resized(shape: Shape, axis: int, extent: int) -> Shape:
 
 
 def _unpack(packed: Array, shapes: Sequence[Shape]) -> list[Array]:
-    """Return arrays that lie one behind the other, as views where the library has them."""
+    """Return arrays that lie one behind the other, as views if the library has them."""
     xp, done, found = namespace(packed), 0, []
     for shape in shapes:
         size = math.prod(shape)

@@ -22,7 +22,7 @@ class Box(NamedTuple):
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What takes the box out of its array."""
+        """The slices that take the box out of its array."""
         return tuple(slice(start, start + extent) for start, extent in zip(self.offset, self.shape, strict=True))
 
     def within(self, other: Box) -> Box:
@@ -30,7 +30,7 @@ class Box(NamedTuple):
         return Box(tuple(mine - its for mine, its in zip(self.offset, other.offset, strict=True)), self.shape)
 
     def intersection(self, other: Box) -> Box | None:
-        """Return what both hold; None where that is nothing."""
+        """Return the common part of both; None if there is none."""
         first = tuple(map(max, self.offset, other.offset))
         last = (min(a + m, b + n) for a, m, b, n in zip(self.offset, self.shape, other.offset, other.shape, strict=True))
         shape = tuple(stop - start for start, stop in zip(first, last, strict=True))

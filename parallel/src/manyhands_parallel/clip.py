@@ -1,4 +1,4 @@
-"""Clip gradients by their norm over all ranks, whatever is divided among them and whatever each of them holds."""
+"""Clip gradients by their norm over all ranks, for any division among them."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def clip_by_global_norm(
     Parameters
     ----------
     grads
-        A tree of arrays of floats, real or complex: gradients that are final, behind all reductions. An array that stands at several places
+        A tree of arrays of floats, real or complex: final gradients, after all reductions. An array that occurs at several places
         of the tree counts once, also as several views that have the same elements in the same shape, such as ``x`` and ``x[:]``, whether they can be
         written to or not. Arrays that share memory otherwise, such as ``x`` and ``x.reshape(-1)`` or ``x[::-1]``, are refused if one of them
         can be written to. Arrays that repeat an element, as broadcast and expanded ones do, are values: the same object counts once. A
-        `ShardedArray` is a part that this rank alone holds. Of a `DTensor` each element counts once, as its placements say.
+        `ShardedArray` is a part that only this rank holds. Of a `DTensor` each element counts once, as its placements say.
     max_norm
         The largest norm that stays as it is; infinity to compute the norm alone. The same on all ranks.
     group
         The ranks that hold parts, or a `DeviceMesh`. By default the mesh of the `DTensor`, if there is any; else this rank holds everything. The
         group must carry host arrays.
     placements
-        What this rank holds: ``"replicated"``, the same array as on the other ranks, which counts once; ``"sharded"``, a part that no other
+        The way in which the ranks hold the arrays: ``"replicated"``, the same array as on the other ranks, which counts once; ``"sharded"``, a part that no other
         rank holds; on a mesh of several axes, instead of that, the axis along which the array is divided, or the set of axes. One of these for
         all arrays, a tree like ``grads`` (or a dict by names such as ``"layers.0.w"``), or a function of name and array. By default, a
-        `ShardedArray` is sharded, a `DTensor` lies as it does, and all else is replicated. If all ranks say ``"replicated"`` for all arrays, no
+        `ShardedArray` is sharded, a `DTensor` is placed as it says, and all else is replicated. If all ranks say ``"replicated"`` for all arrays, no
         message is sent.
     norm_type
         2, or infinity for the largest magnitude.
@@ -84,9 +84,9 @@ def clip_by_global_norm(
     ------
     UsageError
         ``max_norm`` is negative or NaN, ``norm_type`` is another, a placement is missing or unknown, is ``"sharded"`` on a mesh of several axes
-        of more than one rank, or is not that of a `DTensor`; a `DTensor` is `Partial` or on other ranks; something is sharded and there is no
-        group; or arrays share some of their memory. With ``error_if_nonfinite``, on all ranks: the norm is not finite. The gradients are as they were.
-        If a message is sent, what is wrong on one rank is raised on all: on the others as a `UsageError` that names the rank.
+        of more than one rank, or is not that of a `DTensor`; a `DTensor` is `Partial` or on other ranks; an array is sharded and there is no
+        group; or arrays share some of their memory. With ``error_if_nonfinite``, on all ranks: the norm is not finite. The gradients are then unchanged.
+        If a message is sent, an error of one rank is raised on all: on the others as a `UsageError` that names the rank.
     DTypeError
         A gradient is no array, or not one of float16, bfloat16, float32, float64, complex64 and complex128.
     LayoutError
@@ -100,7 +100,7 @@ def clip_by_global_norm(
     parts: dict[str, list[Array]] = {}
     counted: dict[Hashable, Array] = {}
     failure: Exception | None = None
-    try:  # what is wrong on one rank goes with the norm, since the others wait for that
+    try:  # an error of one rank travels with the norm, because the others wait for that
         _check_numbers(max_norm, norm_type)
         parts = {name: _arrays(name, leaf) for name, leaf in leaves.items()}
         counts = _counted(leaves, group, placements)
@@ -127,19 +127,19 @@ def clip_by_global_norm(
 
 
 def _asks(placements: Placements, meshes: list[DeviceMesh | Group]) -> bool:
-    """Return whether the ranks ask each other: unless all say that everything is replicated, since what they hold may differ."""
+    """Return whether the ranks communicate: always, unless all say that everything is replicated, because their arrays may differ."""
     return bool(meshes) or not (placements == "replicated" if isinstance(placements, str) else placements == frozenset())
 
 
 def _check_numbers(max_norm: float, norm_type: float) -> None:
     if not max_norm >= 0:
-        raise UsageError(f"max_norm must be a number from 0 on, and is {max_norm!r}")
+        raise UsageError(f"max_norm must be a number of at least 0, not {max_norm!r}")
     if norm_type not in (2, math.inf):
-        raise UsageError(f"norm_type must be 2 or infinity, and is {norm_type!r}")
+        raise UsageError(f"norm_type must be 2 or infinity, not {norm_type!r}")
 
 
 def _refuse(failure: Exception | None, group: Group | None, timeout_s: float | None) -> NoReturn:
-    """Raise what was wrong on this rank, or else tell what was on another one."""
+    """Raise the error of this rank, or else report that of another one."""
     said = (
         []
         if group is None
@@ -181,14 +181,14 @@ def _counted(leaves: Mapping[str, Any], group: Group | DeviceMesh | None, placem
         own = found.get(name, default)
         if own and group is None:
             raise UsageError(
-                "some gradients are sharded, and no group is given; give group= with the ranks that hold the parts"
+                "some gradients are sharded, but no group is given; give group= with the ranks that hold the parts"
             )
         counted[name] = _is_first(group, own)
     return counted
 
 
 def _grid(group: Group | DeviceMesh | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the names of a mesh's axes, and where this rank is; a group is a mesh with a single axis."""
+    """Return the names of a mesh's axes, and the place of this rank; a group is a mesh with a single axis."""
     if isinstance(group, DeviceMesh):
         return group.names, group.coordinates
     return ("sharded",), (group.rank if group is not None else 0,)
@@ -219,7 +219,7 @@ def _own_axes(name: str, leaf: Any, group: Group | DeviceMesh | None, given: fro
     Raises
     ------
     UsageError
-        It is a reduction that has not been made, it lies otherwise than was given, or it lies on other ranks and nothing was given.
+        It is a reduction that has not been made, it has another placement than was given, or it is on other ranks and no placement was given.
     """
     if not isinstance(leaf, DTensor):
         return None
@@ -238,7 +238,7 @@ def _own_axes(name: str, leaf: Any, group: Group | DeviceMesh | None, given: fro
     trivial = {each for each, extent in zip(*_layout(leaf.mesh), strict=True) if extent == 1}
     if is_same and given is not None and given - trivial != axes:
         raise UsageError(
-            f"the placement given for {name!r} is {sorted(given) or 'replicated'}, and it is {leaf!r}; leave it out, a DTensor says how it lies"
+            f"the placement given for {name!r} is {sorted(given) or 'replicated'}, and it is {leaf!r}; leave it out, because a DTensor has its own placements"
         )
     return axes
 
@@ -265,7 +265,7 @@ def _arrays(name: str, leaf: Any) -> list[Array]:
         need_plain("clip_by_global_norm", {name: array})
         if (dtype := dtype_of(readable(array))) not in _FLOATS:
             raise DTypeError(
-                f"gradients are floats, and {name or 'the only leaf'} is an array of dtype {dtype}; leave it out of the tree"
+                f"gradients must be floats, but {name or 'the only leaf'} is an array of dtype {dtype}; leave it out of the tree"
             )
     return arrays
 
@@ -294,7 +294,7 @@ def _norm(
 
 
 def _sum_of_squares(array: Array) -> tuple[int, float]:
-    """Return the sum of the squares of an array, and the place in `_SCALES` of what its elements were multiplied by."""
+    """Return the sum of the squares of an array, and the place in `_SCALES` of the factor of its elements."""
 
     def total(scale: float) -> float:
         # One float() at the end, for which a GPU must be waited for.
@@ -322,7 +322,7 @@ def _magnitudes(array: Array) -> Iterator[Array]:
 
 
 def _scaled(leaf: Any, factor: float, done: dict[Hashable, Any]) -> Any:
-    """Return a leaf multiplied by a factor: itself, if its memory can be written. ``done`` has what became of each array so far."""
+    """Return a leaf multiplied by a factor: itself, if its memory can be written. ``done`` has the result for each array so far."""
     if isinstance(leaf, ShardedArray):
         pieces = [(box.offset, _scaled(array, factor, done)) for box, array in leaf.pieces]
         return leaf if all(writable(array) for _, array in leaf.pieces) else ShardedArray(leaf.shape, pieces, leaf.dtype)

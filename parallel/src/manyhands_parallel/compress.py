@@ -2,7 +2,7 @@
 
 >>> sync = mp.GradientSync(group, like=params, compress=mp.compress.Cast("bfloat16"))
 
-What is compressed is this rank's share of the mean: its gradient times its weight, divided by the weight of all ranks. So nothing overflows
+The compressed data are this rank's share of the mean: its gradient times its weight, divided by the weight of all ranks. So nothing overflows
 in a short dtype that would not overflow on one rank.
 """
 
@@ -30,24 +30,24 @@ AllReduce = Callable[[Array], "Work[Any]"]
 
 
 class Compression(Protocol):
-    """How gradients are compressed: what `GradientSync` takes as ``compress``. Alike on all ranks, by its ``repr``."""
+    """How gradients are compressed: the value of ``compress`` of `GradientSync`. Alike on all ranks, by its ``repr``."""
 
     def begin(self, memory: Memory) -> Compressor:
-        """Return what compresses for one `GradientSync`.
+        """Return the compressor of one `GradientSync`.
 
         Parameters
         ----------
         memory
-            What makes its buffers.
+            Makes its buffers.
         """
         ...
 
 
 class Compressor(Protocol):
-    """What compresses the buckets of one `GradientSync`, on one rank; it keeps what must outlive a step, by the names of leaves."""
+    """The compressor of the buckets of one `GradientSync`, on one rank; it keeps data that must outlive a step, by the names of leaves."""
 
     def channel(self, layout: Layout, flat: Array) -> Channel:
-        """Return what compresses one bucket: ``flat`` holds arrays as ``layout`` says, and behind them a mark for each."""
+        """Return the compressor of one bucket: ``flat`` holds arrays as ``layout`` says, and after them a mark for each."""
         ...
 
     def end_step(self) -> None:
@@ -55,16 +55,16 @@ class Compressor(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what must outlive a step."""
+        """Return the data that must outlive a step."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned; its arrays are now this compressor's."""
+        """Continue from the result of `state`; its arrays are now this compressor's."""
         ...
 
 
 class Channel(Protocol):
-    """What compresses one bucket."""
+    """The compressor of one bucket."""
 
     def reduce(self, used: set[str], all_reduce: AllReduce) -> Generator[Work[Any], None, None]:
         """Replace the shares in the bucket by their sums over all ranks, and so the marks.
@@ -79,22 +79,22 @@ class Channel(Protocol):
         Yields
         ------
         Work
-            What to wait for before the next round. All ranks yield as often.
+            The work to wait for before the next round. All ranks yield as often.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Cast:
-    """Gradients travel in another dtype, mostly a shorter one, and are summed in it.
+    """Gradients travel in another dtype, usually a shorter one, and are summed in it.
 
     Parameters
     ----------
     dtype
         By name: ``"bfloat16"`` or ``"float16"``. NumPy needs ml_dtypes for bfloat16.
     error_feedback
-        Whether each rank keeps what the conversion of its gradient lost, and adds it to its next one. It costs memory of the size of the
-        gradients. What is lost where ranks are added up is lost.
+        Whether each rank keeps the loss of the conversion of its gradient, and adds it to its next one. It costs memory of the size of the
+        gradients. The loss of the sums over ranks is not kept.
 
     Raises
     ------
@@ -109,16 +109,16 @@ class Cast:
 
     def __post_init__(self) -> None:
         if not str(self.dtype).startswith(("float", "bfloat")):
-            raise UsageError(f"gradients are cast to a dtype of floats, such as 'bfloat16', and {self.dtype!r} was given")
+            raise UsageError(f"gradients are cast to a dtype of floats, such as 'bfloat16', not to {self.dtype!r}")
         itemsize(self.dtype)
 
     def begin(self, memory: Memory) -> Compressor:
-        """Return what casts for one `GradientSync`.
+        """Return the caster of one `GradientSync`.
 
         Parameters
         ----------
         memory
-            What makes its buffers.
+            Makes its buffers.
         """
         return _CastCompressor(self, memory)
 
@@ -128,7 +128,7 @@ class PowerSGD:
     """Gradients of matrices travel as the product of two thin matrices: PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019).
 
     For a gradient of shape ``(n, m)`` and a rank r, ``(n + m) r`` numbers travel instead of ``n m``: one step of power iteration, which begins
-    where the last step ended. Arrays with more axes count as matrices of shape ``(n, the rest)``. What the product does not hold is added to
+    at the end of the last step. Arrays with more axes count as matrices of shape ``(n, the rest)``. The part that the product does not hold is added to
     the next gradient (error feedback), so that the sums over many steps are those of the uncompressed gradients, up to the last error.
 
     Parameters
@@ -160,21 +160,21 @@ class PowerSGD:
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.start_step < 0 or self.seed < 0 or not self.min_compression_rate >= 0:
-            raise UsageError(f"PowerSGD takes a rank of at least 1, and no negative numbers; {self} was given")
+            raise UsageError(f"PowerSGD takes a rank of at least 1, and no negative numbers, not {self}")
 
     def begin(self, memory: Memory) -> Compressor:
-        """Return what compresses for one `GradientSync`.
+        """Return the compressor of one `GradientSync`.
 
         Parameters
         ----------
         memory
-            What makes its buffers.
+            Makes its buffers.
         """
         return _PowerCompressor(self, memory)
 
 
 class _Errors:
-    """What compression has lost so far, for each leaf."""
+    """The loss of compression so far, for each leaf."""
 
     def __init__(self, memory: Memory, is_on: bool) -> None:
         self._memory = memory
@@ -182,12 +182,12 @@ class _Errors:
         self.kept: dict[str, Array] = {}
 
     def add_to(self, name: str, share: Array) -> None:
-        """Add the last error of a leaf to its share, which then is what should be sent."""
+        """Add the last error of a leaf to its share, which is then the value to send."""
         if name in self.kept:
             share += self.kept[name]
 
     def keep(self, name: str, share: Array, sent: Array) -> None:
-        """Keep what is not sent of a share. What is not finite is forgotten, or it would spoil all steps to come."""
+        """Keep the part of a share that is not sent. A part that is not finite is dropped, or it would spoil all steps to come."""
         if not self._is_on:
             return
         error = self.kept.get(name)
@@ -259,7 +259,7 @@ class _PowerCompressor:
         self.errors.kept, self.right, self.steps = dict(state["errors"]), dict(state["right"]), int(state["steps"])
 
     def start(self, slot: Slot, extent: int, rank: int, template: Array) -> Array:
-        """Return the matrix of a leaf that the iteration begins with: where it ended, or random."""
+        """Return the matrix of a leaf with which the iteration begins: its last one, or a random one."""
         right = self.right.get(slot.name)
         if right is None or shape_of(right) != (extent, rank):
             # The name counts, so that two leaves of one shape differ; the order of leaves does not, since buckets change.
@@ -330,7 +330,7 @@ class _PowerChannel:
             if math.isfinite(float(right.sum())):
                 owner.right[slot.name][...] = right
             else:
-                del owner.right[slot.name]  # begin anew
+                del owner.right[slot.name]  # begin again
 
 
 def _matrix(slot: Slot, dtype: str, config: PowerSGD) -> tuple[int, int, int] | None:
@@ -344,6 +344,6 @@ def _matrix(slot: Slot, dtype: str, config: PowerSGD) -> tuple[int, int, int] | 
 
 
 def _multiply(target: Array, one: Array, other: Array) -> None:
-    """Set ``target = one @ other``, without a word about what is not finite."""
+    """Set ``target = one @ other``, without a warning about values that are not finite."""
     with np.errstate(all="ignore"):
         namespace(target).matmul(one, other, out=target)

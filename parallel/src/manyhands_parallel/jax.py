@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Stage", "TracedSync", "data_parallel"]
 
 _BESIDE = "_manyhands_parallel_beside"
-"""Where a group keeps the group of its ranks in which they average: there it lives no longer than that group, which it refers to."""
+"""For each group the group in which its ranks average: it lives no longer than the first group, to which it refers."""
 
 
 def data_parallel(
@@ -40,15 +40,15 @@ def data_parallel(
     compress: Compression | None = None,
     timeout_s: float | None = None,
 ) -> tuple[Any, TracedSync]:
-    """Give rank 0's parameters to all ranks, and return what averages their gradients.
+    """Give rank 0's parameters to all ranks, and return a function that averages their gradients.
 
     Parameters
     ----------
     params
         A tree of JAX arrays: dicts, lists, tuples, named tuples.
     group
-        The ranks that average. They get a group of their own for that, once: JAX runs a compiled function in the background, beside the calls that
-        the program makes on ``group`` meanwhile. It is ``sync.group``; where a rank has closed it, they get a new one.
+        The ranks that average. They get a separate group for that, once: JAX runs a compiled function in the background, at the same time as the program's own
+        calls on ``group``. It is ``sync.group``; if a rank has closed it, they get a new one.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
         As for `GradientSync`.
 
@@ -62,7 +62,7 @@ def data_parallel(
     Raises
     ------
     UsageError
-        The trees or options of the ranks differ; every rank raises it and says what differs.
+        The trees or options of the ranks differ; every rank raises it with the difference.
     """
     params = broadcast(params, group, timeout_s=timeout_s)
     sync = TracedSync(
@@ -120,13 +120,15 @@ class TracedSync(GradientSync):
             return super().__call__(gradients, weight)
         self._is_traced = True
         if any(leaf.place != "numpy" for leaf in self._leaves.values()):
-            raise UnsupportedError("inside of jax.jit only gradients on the CPU are averaged; call sync outside of it on a GPU")
+            raise UnsupportedError(
+                "inside jax.jit, only gradients on the CPU can be averaged; on a GPU, call sync outside of it"
+            )
         for name, gradient in leaves.items():
             self._check_kind(name, gradient)
         shapes = {name: jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for name, gradient in leaves.items()}
         return rebuild(spec, io_callback(self._run, shapes, leaves, weight, ordered=True))
 
     def _run(self, leaves: dict[str, Any], weight: Any) -> dict[str, Any]:
-        """Take a step in the midst of a compiled function: here nothing of JAX may be called, it would wait for itself."""
+        """Take a step in the middle of a compiled function: calls of JAX are not allowed here, because it would wait for itself."""
         means = self._all_at_once({name: np.asarray(leaf) for name, leaf in leaves.items()}, float(np.asarray(weight)))._means
         return {name: means[name] if name in means else np.zeros(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}

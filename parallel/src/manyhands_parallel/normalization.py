@@ -36,9 +36,9 @@ class RunningStats:
     Parameters
     ----------
     channels
-        The number of channels, or their shape where they are along several axes.
+        The number of channels, or their shape if they are along several axes.
     like
-        An array, such as gamma, whose library, device and dtype the statistics have; float32 where it has 16 bits. By default they are
+        An array, such as gamma, whose library, device and dtype the statistics have; float32 if it has 16 bits. By default they are
         NumPy's, and float64.
 
     Attributes
@@ -83,7 +83,7 @@ class _Channels:
         given = tuple(axis) if isinstance(axis, Sequence) else (axis,)
         axes = tuple(sorted({number + len(extents) if number < 0 else number for number in given}))
         if len(axes) != len(given) or not all(0 <= number < len(extents) for number in axes):
-            raise UsageError(f"axis must name axes of an array of shape {extents}, each once, and is {axis!r}")
+            raise UsageError(f"axis must name axes of an array of shape {extents}, each once, not {axis!r}")
         return cls(axes, tuple(extents[number] for number in axes), len(extents))
 
     @property
@@ -111,7 +111,7 @@ class _Channels:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormCache:
-    """What `batch_norm_backward` needs of the forward pass; opaque."""
+    """The part of the forward pass that `batch_norm_backward` needs; opaque."""
 
     x: Array
     gamma: Array | None
@@ -156,10 +156,10 @@ def batch_norm(
     axis
         The axis of the channels, or several; they may count from the end.
     eps
-        What is added to the variance.
+        The number that is added to the variance.
     running
-        The statistics that ``training`` updates, the same on all ranks, and that are used without it. They are written in place where
-        that can be, and replaced where they are of JAX.
+        The statistics that ``training`` updates, the same on all ranks, and that are used without it. They are written in place
+        if possible, and replaced if they are of JAX.
     momentum
         How much a batch counts in the running statistics: ``running = (1 - momentum) * running + momentum * batch``, as in torch. None for
         the mean of all batches.
@@ -189,16 +189,16 @@ def batch_norm(
     for each in (x, gamma, beta):
         need_no_graph(each)
     if dtype_of(readable(x)) not in _WIDE:
-        raise DTypeError(f"batch_norm takes floats of 16, 32 or 64 bits, and x is {dtype_of(x)}")
+        raise DTypeError(f"batch_norm takes floats of 16, 32 or 64 bits, but x is {dtype_of(x)}")
     channels = _Channels.of(x, axis)
     parts = {"gamma": gamma, "beta": beta}
     if running is not None:
         parts |= {"running.mean": running.mean, "running.var": running.var}
     for name, part in parts.items():
         if part is not None and shape_of(part) != channels.shape:
-            raise SizeMismatchError(f"{name} must have the shape of the channels, {channels.shape}, and has {shape_of(part)}")
+            raise SizeMismatchError(f"{name} must have the shape of the channels, {channels.shape}, but has {shape_of(part)}")
         if part is not None and namespace(readable(part)) is not namespace(readable(x)):
-            raise UsageError(f"{name} must be of the library of x: a {type(x).__name__}, and is a {type(part).__name__}")
+            raise UsageError(f"{name} must be of the library of x: a {type(x).__name__}, not a {type(part).__name__}")
     values = channels.wide(x)
     if training:
         mean, squares, count = _merged(values, channels, group, timeout_s)
@@ -211,7 +211,9 @@ def batch_norm(
         count = 0
         mean, var = (_cast(readable(part), "float64").reshape(-1) for part in (running.mean, running.var))
     else:
-        raise UsageError("without training there is nothing to normalise by; give running=, the statistics of the training")
+        raise UsageError(
+            "without training there are no statistics for the normalisation; give running=, the statistics of the training"
+        )
     inverse = 1 / (var + eps) ** 0.5
     values -= channels.spread(mean, values)
     values *= channels.spread(inverse if gamma is None else inverse * _flat(gamma), values)
@@ -236,9 +238,9 @@ def batch_norm_backward(
     dy
         The gradient of this rank's loss for the output, of its shape.
     cache
-        What `batch_norm` returned.
+        The result of `batch_norm`.
     weight
-        What this rank's loss counts, such as the number of its samples if the loss is their mean. Ranks with equal batches need none.
+        The weight of this rank's loss, such as the number of its samples if the loss is their mean. Ranks with equal batches need none.
     timeout_s
         Seconds that the all_reduce may last. There is one for each call after a forward pass with ``training``, and else none.
 
@@ -258,11 +260,11 @@ def batch_norm_backward(
     """
     channels, gamma = cache.channels, cache.gamma
     if shape_of(dy) != shape_of(cache.x):
-        raise SizeMismatchError(f"dy must have the shape of the output, {shape_of(cache.x)}, and has {shape_of(dy)}")
+        raise SizeMismatchError(f"dy must have the shape of the output, {shape_of(cache.x)}, but has {shape_of(dy)}")
     if dtype_of(readable(dy)) not in _WIDE:
-        raise DTypeError(f"batch_norm_backward takes floats of 16, 32 or 64 bits, and dy is {dtype_of(dy)}")
+        raise DTypeError(f"batch_norm_backward takes floats of 16, 32 or 64 bits, but dy is {dtype_of(dy)}")
     if not 0 <= weight < math.inf or (weight == 0 and 0 not in shape_of(dy)):
-        raise UsageError(f"weight must be a positive number, or 0 on a rank without samples, and is {weight!r}")
+        raise UsageError(f"weight must be a positive number, or 0 on a rank without samples, not {weight!r}")
     given, normal = channels.wide(dy), channels.wide(cache.x)
     xp = namespace(normal)
     normal -= channels.spread(cache.mean, normal)
@@ -295,7 +297,7 @@ def _merged(values: Array, channels: _Channels, group: Group | None, timeout_s: 
     size = math.prod(channels.shape)
     extents = shape_of(values)
     count = math.prod([extents[number] for number in channels.others])
-    # Differences from a number that is near the mean, in the dtype of computations: what it is beside the mean is taken away afterwards.
+    # Differences from a number near the mean, in the dtype of computations: the difference of that number from the mean is subtracted afterwards.
     near = _cast(channels.sum(values) / max(count, 1), dtype_of(values))
     rest = values - channels.spread(near, values)
     left = channels.sum(rest) / max(count, 1)
@@ -319,7 +321,7 @@ def _update(running: RunningStats, mean: Array, var: Array, momentum: float | No
 
 
 def _assigned(target: Array, value: Array) -> Array:
-    """Return ``target`` with another value, in place where that can be."""
+    """Return ``target`` with another value, in place if possible."""
     value = value.reshape(shape_of(target))
     if not writable(target):
         return _back(value, target)

@@ -24,7 +24,7 @@ Update = Callable[..., None]
 
 If it has a parameter that is called ``name``, it gets the name of the parameter: its path in the tree, joined by dots.
 
-What it keeps there should be arrays: of the shape of ``param``, or of shape () for a counter. A checkpoint can hold those. An update may have
+Its values should be arrays: of the shape of ``param``, or of shape () for a counter. A checkpoint can hold those. An update may have
 a method ``prepare(param, state)``, or ``prepare(param, state, name)``, that makes this state before the first call, so that a new program can load a checkpoint into it.
 """
 
@@ -39,7 +39,7 @@ class SGD:
     Parameters
     ----------
     lr
-        The learning rate. It may be set anew at any time, as may the others.
+        The learning rate. It may be changed at any time, as may the others.
     momentum
         The share of the previous steps that goes into a step; 0 keeps no state.
     weight_decay
@@ -106,11 +106,11 @@ class Adam:
     Parameters
     ----------
     lr
-        The learning rate. It may be set anew at any time, as may the others.
+        The learning rate. It may be changed at any time, as may the others.
     betas
         How much of the two running means a step keeps.
     eps
-        What is added to the root of the second mean, so that nothing is divided by 0.
+        The number that is added to the root of the second mean, so that nothing is divided by 0.
     weight_decay
         The factor of the parameter that is added to its gradient.
 
@@ -132,7 +132,7 @@ class Adam:
     def __post_init__(self) -> None:
         _check_positive(self, "lr", "eps", "weight_decay")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise UsageError(f"betas must be two numbers from 0 to below 1, such as (0.9, 0.999), and {self.betas!r} was given")
+            raise UsageError(f"betas must be two numbers from 0 to below 1, such as (0.9, 0.999), not {self.betas!r}")
 
     def prepare(self, param: Array, state: dict[str, Any]) -> None:
         """Make the state that a first call would make.
@@ -207,14 +207,14 @@ class ByName:
     ----------
     choose
         Returns the update of a parameter: `SGD`, `Adam`, `AdamW`, any function ``update(param, grad, state)``, or None if the parameter
-        stays as it is. It gets the name: the path in the tree, joined by dots, such as ``"layers.0.b"``; of an array that stands at several
-        places the first. It must choose alike on all ranks.
+        stays unchanged. It gets the name: the path in the tree, joined by dots, such as ``"layers.0.b"``; for an array at several
+        places the first path. It must choose alike on all ranks.
     """
 
     choose: Callable[[str], Update | None]
 
     def prepare(self, param: Array, state: dict[str, Any], name: str) -> None:
-        """Make the state that a first call would make, as the chosen update does; nothing where that has no ``prepare``.
+        """Make the state that a first call would make, as the chosen update does; nothing if that has no ``prepare``.
 
         Parameters
         ----------
@@ -228,7 +228,7 @@ class ByName:
         Raises
         ------
         UsageError
-            What was chosen is no update.
+            The chosen object is not an update.
         """
         prepare = getattr(self._chosen(name), "prepare", None)
         if prepare is not None:
@@ -243,9 +243,7 @@ class ByName:
     def _chosen(self, name: str) -> Update | None:
         update = self.choose(name)
         if not (update is None or callable(update)):
-            raise UsageError(
-                f"choose({name!r}) returned {update!r:.80}, and an update such as mp.SGD(0.1), or None, is expected"
-            )
+            raise UsageError(f"choose({name!r}) returned {update!r:.80}; expected an update such as mp.SGD(0.1), or None,")
         return update
 
 
@@ -259,12 +257,12 @@ def takes_name(function: Callable[..., Any]) -> bool:
         return False
     try:
         return "name" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # one of a language that tells nothing of itself
+    except (TypeError, ValueError):  # a callable of another language, without a signature
         return False
 
 
 def _blocks(param: Array) -> Iterator[Any]:
-    """Yield what to index an array by, part after part."""
+    """Yield the index of part after part of an array."""
     if isinstance(param, np.ndarray) and param.ndim == 1:
         for start in range(0, param.size, _BLOCK):
             yield slice(start, start + _BLOCK)
@@ -276,4 +274,4 @@ def _check_positive(optimizer: object, *names: str) -> None:
     for name in names:
         value = getattr(optimizer, name)
         if not value >= 0:  # also false for a NaN
-            raise UsageError(f"{name} must be 0 or more, and {value!r} was given")
+            raise UsageError(f"{name} must be 0 or more, not {value!r}")

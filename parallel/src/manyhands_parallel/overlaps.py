@@ -73,9 +73,9 @@ class _Stand:
 
 
 def memory_of(array: Array) -> Hashable:
-    """Return what is equal for two arrays of the same elements of the same memory, as long as they are there, and for no others.
+    """Return a key that is equal for two arrays of the same elements of the same memory, as long as they are there, and for no others.
 
-    Arrays of JAX, those that repeat an element, and what is conjugated are the same as themselves alone; a number is not even that.
+    Arrays of JAX, those that repeat an element, and conjugated ones are equal only to themselves; a number is not even that.
     """
     if isinstance(array, bool | int | float | complex | np.generic):
         return object()
@@ -83,7 +83,7 @@ def memory_of(array: Array) -> Hashable:
 
 
 def is_repeated(array: Array, before: Iterable[Array]) -> bool:
-    """Return whether an array is the same memory as one before. What never changes, JAX's and read-only arrays, are values, which may be alike."""
+    """Return whether an array is the same memory as one before. Arrays that never change, JAX's and read-only ones, are values, which may be alike."""
     is_value = not writable(array) and not hasattr(array, "data_ptr")
     return not is_value and memory_of(array) in map(memory_of, before)
 
@@ -124,8 +124,8 @@ def need_apart(leaves: Mapping[str, Array]) -> None:
     for one, other in _overlapping(names, changing):
         first, second = (f"{names[each]!r} of shape {each.shape}" for each in (one, other))
         raise UsageError(
-            f"{first} and {second} share memory and are not the same array: a change of one would not reach the other; give the memory "
-            "once, and make the view of it where it is used, or give copies"
+            f"{first} and {second} share memory but are not the same array: a change of one would not reach the other; give the memory "
+            "once and make the view of it at its use, or give copies"
         )
 
 
@@ -168,7 +168,7 @@ def _apart(memories: list[_Memory], modulus: int) -> list[list[_Memory]]:
 
 
 def _memory_of(array: Array) -> _Memory | None:
-    """Return the memory of an array; None for one of JAX, for one that repeats an element, and for one that is not what lies in memory."""
+    """Return the memory of an array; None for one of JAX, for one that repeats an element, and for one whose values differ from its memory."""
     if hasattr(array, "devices") or (hasattr(array, "is_conj") and (array.is_conj() or array.is_neg())):
         return None
     memory = _memory(readable(array))

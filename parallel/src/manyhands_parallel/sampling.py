@@ -25,7 +25,7 @@ _MODES = ("keep", "pad", "drop")
 
 
 class Ranked(Protocol):
-    """What knows a rank and the number of ranks, such as a `Group`."""
+    """An object with a rank and the number of ranks, such as a `Group`."""
 
     @property
     def rank(self) -> int:
@@ -50,19 +50,19 @@ def shard_indices(
     n
         The number of samples.
     group
-        A `Group`, or whatever has a ``rank`` and a ``world_size``.
+        A `Group`, or any object with a ``rank`` and a ``world_size``.
     epoch
         The number of the epoch, from 0 on: each has an order of its own.
     seed
         From 0 on, the same on all ranks.
     uneven
-        What happens where the ranks do not divide the samples. ``"keep"``: every sample is used once, and some ranks have one sample more
+        The rule if the ranks do not divide the samples. ``"keep"``: every sample is used once, and some ranks have one sample more
         than the others; for validation always this one. ``"pad"``: all ranks have as many as the largest, and the first samples of the
         order come again. ``"drop"``: all have as many as the smallest, and the last samples of the order are left out.
     shuffle
         False for the order 0, 1, 2, ... in every epoch.
     start
-        How many samples of the epoch all ranks together have used already: what is divided is the rest. From ``n`` on there is none.
+        The number of samples of the epoch that all ranks together have used already: the rest is divided. From ``n`` on there is none.
 
     Returns
     -------
@@ -86,11 +86,11 @@ class Sampler:
     ...     for indices in sampler.epoch(epoch):
     ...         gradients = sync(backward(images[indices]), weight=len(indices))
 
-    Where a rank has fewer samples than others, its last batch is smaller, and may be empty: give the number of its samples as the weight.
+    If a rank has fewer samples than others, its last batch is smaller, and may be empty: give the number of its samples as the weight.
     `shard_indices` says which samples they are.
 
-    What fetches batches ahead, such as a ``DataLoader`` with workers, takes them from the sampler before they are used. Iterate over
-    `following` then, so that `state` says which were used:
+    A loader that fetches batches ahead, such as a ``DataLoader`` with workers, takes them from the sampler before they are used. Iterate over
+    `following` then, so that `state` knows which were used:
 
     >>> loader = DataLoader(data, batch_sampler=sampler.epoch(epoch), num_workers=2)
     >>> for batch in sampler.following(loader):
@@ -101,7 +101,7 @@ class Sampler:
     n
         The number of samples.
     group
-        A `Group`, or whatever has a ``rank`` and a ``world_size``.
+        A `Group`, or any object with a ``rank`` and a ``world_size``.
     batch_size
         The samples of a batch on one rank.
     seed, uneven, shuffle
@@ -132,7 +132,7 @@ class Sampler:
         self._loaded = False
         self._follower: object | None = None  # the loop that says which batches are used
         self._source: object | None = None  # the run whose batches it gets, as long as that has some left
-        self._ahead: deque[tuple[int, int]] = deque()  # where the sampler stands behind each batch that is not used yet
+        self._ahead: deque[tuple[int, int]] = deque()  # the position of the sampler after each batch that is not used yet
         self._thread: int | None = None  # that has taken the last batch
         self._doubt = ""  # why it is not known which batches were used
 
@@ -148,8 +148,8 @@ class Sampler:
         number
             The number of the epoch, from 0 on.
         start
-            How many samples of it all ranks together have used already. By default, the first time after `load_state`, what the state
-            says of this epoch, and else 0.
+            The number of its samples that all ranks together have used already. By default, the first time after `load_state`, the number in the
+            state of this epoch, and otherwise 0.
 
         Returns
         -------
@@ -175,25 +175,25 @@ class Sampler:
         me = object()
         follower: object | None = None  # the loop in which this run began
         for batch in range(last + 1):
-            # Counted before it is given out: who saves in the body of the loop has used this batch. Behind the last one nothing is left.
+            # Counted before it is yielded: a save in the body of the loop has used this batch. Nothing is left after the last one.
             place = number, start + (batch + 1) * size * ranks if batch < last else self._share.n
             if not batch:
                 follower = self._follower
             if self._follower is not None:
                 if self._follower is not follower:
                     raise UsageError(
-                        "the loader has taken batches before following() began, and nobody knows which of them were used: give following() the "
+                        "the loader has taken batches before following() began, so it is unknown which of them were used: give following() the "
                         "loader, and not an iterator that has begun"
                     )
                 if self._source not in (None, me):
                     raise UsageError(
-                        "a following() loop of this sampler goes on with the batches of another epoch(), and could not tell them from these: leave it "
-                        "first, or take a sampler of its own for these"
+                        "a following() loop of this sampler still uses the batches of another epoch(), and could not distinguish them from these: leave it "
+                        "first, or use another sampler for these"
                     )
                 self._source = me if batch < last else None
                 self._ahead.append(place)
             elif follower is not None:
-                self._doubt = "the loop of following() was left, and its loader goes on"
+                self._doubt = "the loop of following() was left, but its loader continues"
             else:
                 self.epoch_number, self.start = place
                 self._doubt = _prefetcher(sys._getframe(1))
@@ -201,7 +201,7 @@ class Sampler:
             yield mine[batch * size : (batch + 1) * size]
 
     def following(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield what a loader makes of the batches of `epoch`, one for each, and count those that come out as used.
+        """Yield a loader's results for the batches of `epoch`, one for each, and count those that come out as used.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ class Sampler:
         Yields
         ------
         object
-            What comes out of the loader.
+            The items of the loader.
 
         Raises
         ------
@@ -242,14 +242,14 @@ class Sampler:
             self._follower = self._source = None
             self._ahead.clear()
             if has_given:
-                self._thread = None  # nobody is at work on the last batch
+                self._thread = None  # no loop is at work on the last batch
 
     def _batches(self, start: int) -> int:
         samples = self._share.stop(start) - start
         return -(-samples // (self.batch_size * self._share.world_size))
 
     def state(self) -> dict[str, Indices]:
-        """Return where the sampler stands, for a checkpoint: behind the last batch that it gave out, or that `following` did.
+        """Return the position of the sampler, for a checkpoint: after the last batch that it gave out, or that `following` did.
 
         Returns
         -------
@@ -259,8 +259,8 @@ class Sampler:
         Raises
         ------
         UsageError
-            Batches were taken ahead, by workers of a ``DataLoader`` or in another thread, and not through `following`, so that nobody knows
-            which were used. Or a `following` loop goes on in another thread.
+            Batches were taken ahead, by workers of a ``DataLoader`` or in another thread, and not through `following`, so that it is unknown
+            which were used. Or a `following` loop runs in another thread.
         """
         doubt = self._doubt
         if not doubt and self._thread not in (None, threading.get_ident()):
@@ -268,7 +268,7 @@ class Sampler:
         if doubt:
             raise UsageError(
                 f"which batches were used is not known, since {doubt}, maybe ahead of their use: iterate over sampler.following(loader), "
-                "and ask for the state in that loop"
+                "and call state() in that loop"
             )
         return self._state()
 
@@ -278,12 +278,12 @@ class Sampler:
         return {name: np.array(number, np.int64) for name, number in numbers.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where another sampler stood; the number of ranks, the size of a batch and ``uneven`` may be others.
+        """Continue at the position of another sampler; the number of ranks, the size of a batch and ``uneven`` may be others.
 
         Parameters
         ----------
         state
-            What its `state` returned.
+            The result of its `state`.
 
         Raises
         ------
@@ -307,19 +307,19 @@ class Sampler:
 
 
 class _Share:
-    """How samples are divided: what `shard_indices` and `Sampler` have in common."""
+    """The division of samples: the common part of `shard_indices` and `Sampler`."""
 
     def __init__(self, n: int, group: Ranked, seed: int, uneven: str, shuffle: bool) -> None:
         self.n = _whole("n", n)
         self.seed = _whole("seed", seed)
         if uneven not in _MODES:
-            raise UsageError(f"uneven must be one of {', '.join(map(repr, _MODES))}, and is {uneven!r}")
+            raise UsageError(f"uneven must be one of {', '.join(map(repr, _MODES))}, not {uneven!r}")
         self.uneven = uneven
         self.shuffle = bool(shuffle)
         self.rank, self.world_size = group.rank, group.world_size
 
     def stop(self, start: int) -> int:
-        """Return the place behind the last sample: beyond ``n``, the order begins again. Not above ``start`` where nothing is left."""
+        """Return the place after the last sample: beyond ``n``, the order begins again. Not above ``start`` if nothing is left."""
         if self.uneven == "keep":
             return self.n
         rest, ranks = self.n - start, self.world_size
@@ -338,7 +338,7 @@ class _Share:
 
 
 def _prefetcher(frame: FrameType | None) -> str:
-    """Return in words what takes batches ahead, if the one that asks for a batch is known to: a DataLoader of torch with workers."""
+    """Return words for the loader that takes batches ahead, if the loader that takes a batch is known to: a DataLoader of torch with workers."""
     for _ in range(_FRAMES):
         if frame is None:
             break
@@ -356,5 +356,5 @@ def _whole(name: str, value: SupportsIndex, least: int = 0) -> int:
     except TypeError:
         number = least - 1
     if not least <= number < 1 << 63:
-        raise UsageError(f"{name} must be a whole number from {least} on, below 2**63, and is {value!r}")
+        raise UsageError(f"{name} must be a whole number from {least} on, below 2**63, not {value!r}")
     return number

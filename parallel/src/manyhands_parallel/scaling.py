@@ -1,4 +1,4 @@
-"""Arithmetic between a buffer and a number, from one dtype to another, rounded once where the library can."""
+"""Arithmetic between a buffer and a number, from one dtype to another, rounded once if the library can."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["add_scaled", "copy_divided", "copy_scaled", "copy_to", "empty_like"]
 
 
 def _quiet() -> np.errstate:
-    """Return a block without warnings: whether a gradient is finite is the business of whoever scales the loss."""
+    """Return a block without warnings: the code that scales the loss checks whether a gradient is finite."""
     return np.errstate(all="ignore")
 
 
@@ -63,7 +63,7 @@ def copy_divided(target: Array, source: Array, divisor: float) -> None:
 
 
 def empty_like(template: Array, shape: tuple[int, ...]) -> Array:
-    """Return a buffer of undefined content with the dtype of ``template`` and where that is: a tensor of torch for one of torch."""
+    """Return a buffer of undefined content with the dtype and the memory of ``template``: a tensor of torch for one of torch."""
     buffer = readable(template)
     if _is_torch(buffer):
         return buffer.new_empty(shape)
@@ -73,7 +73,7 @@ def empty_like(template: Array, shape: tuple[int, ...]) -> Array:
 
 
 def copy_to(template: Array, array: Array) -> Array:
-    """Return a copy of an array, of any library, as a buffer where ``template`` is; the dtype stays."""
+    """Return a copy of an array, of any library, as a buffer in the memory of ``template``; the dtype stays."""
     buffer, array = readable(template), readable(array)
     if place_of(buffer) == place_of(array):
         copy = empty_like(array, shape_of(array))

@@ -13,7 +13,7 @@ __all__ = ["Distributed", "Inert", "PerRank", "ShardedArray"]
 
 
 class Inert:
-    """What looks like an array and is none: functions of NumPy and torch, comparisons and truth values are refused, and not answered for the object."""
+    """An object that looks like an array but is not one: functions of NumPy and torch, comparisons and truth values raise an error."""
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise self._refusal("an array of NumPy cannot be made of it")
@@ -31,7 +31,7 @@ class Inert:
         )
 
     def __eq__(self, other: object) -> bool:
-        raise self._refusal("== and != do not compare it; `is` tells whether two are one object")
+        raise self._refusal("== and != do not compare it; `is` checks whether two are one object")
 
     def __bool__(self) -> bool:
         raise self._refusal("it is neither true nor false; write `is not None`")
@@ -46,14 +46,14 @@ class Inert:
 
 
 class ShardedArray(Inert):
-    """An array that is divided among ranks: this rank's pieces, and where they belong. A leaf of trees, for checkpoints.
+    """An array that is divided among ranks: this rank's pieces, and their places. A leaf of trees, for checkpoints.
 
     Parameters
     ----------
     shape
         The shape of the whole array.
     pieces
-        For each piece the index of its first element in the whole array, and its array: views of what the program works on, of one dtype
+        For each piece the index of its first element in the whole array, and its array: views of the program's arrays, of one dtype
         and library. A rank may have none; then give ``dtype``. Several ranks may hold the same elements.
     dtype
         The dtype, by name. By default that of the pieces.
@@ -129,7 +129,7 @@ class ShardedArray(Inert):
 
 
 class PerRank:
-    """What each rank has for itself, such as the state of its random numbers: a leaf of trees, for checkpoints.
+    """A value that each rank has for itself, such as the state of its random numbers: a leaf of trees, for checkpoints.
 
     >>> rng = np.random.default_rng(group.rank)
     >>> state = {"params": params, "rng": mp.PerRank(rng.bit_generator.state)}
@@ -148,7 +148,7 @@ class PerRank:
     Attributes
     ----------
     value
-        What was given.
+        The value.
     """
 
     def __init__(self, value: Any) -> None:
@@ -160,12 +160,12 @@ class PerRank:
 
 @runtime_checkable
 class Distributed(Protocol):
-    """What may stand in a tree where a `ShardedArray` may: an object that has one, and that can be made anew of one like it."""
+    """An object that a tree may hold in place of a `ShardedArray`: it has one, and another like it can be made of one."""
 
     def sharded_array(self) -> ShardedArray:
-        """Return this rank's pieces, as views of what the object holds."""
+        """Return this rank's pieces, as views of the object's memory."""
         ...
 
     def with_sharded_array(self, array: ShardedArray) -> Self:
-        """Return an object like this one that holds the pieces of ``array``, which lie where those of `sharded_array` do."""
+        """Return an object like this one that holds the pieces of ``array``, at the same places as those of `sharded_array`."""
         ...

@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 class Vjp(Generic[T]):
-    """A backward pass: a function of the gradient of a result, and of what it needs from the forward pass.
+    """A backward pass: a function of the gradient of a result, and of its arrays from the forward pass.
 
     These arrays are not in a closure, so that torch's autograd can keep them in its own way: it frees them early, computes them again or
-    moves them elsewhere, and tells when they have changed.
+    moves them elsewhere, and notices their changes.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Vjp(Generic[T]):
         dy = value(dy)
         if shape_of(dy) != self._shape:
             raise SizeMismatchError(
-                f"the result has shape {self._shape} on this rank, and so has its gradient; one of shape {shape_of(dy)} was given"
+                f"the result has shape {self._shape} on this rank, so its gradient must have that shape too, not {shape_of(dy)}"
             )
         return self.backward(dy, *self.saved)
 
@@ -125,7 +125,7 @@ def shard_of(whole: Array, group: Group, axis: int = 0, counts: Sequence[int] | 
     return namespace(mine).asarray(mine, copy=True)
 
 
-# The pairs: each function is what the other one's vjp does
+# The pairs: each function is the other one's vjp
 
 
 def copy_to(
@@ -140,7 +140,7 @@ def copy_to(
     group
         The ranks that use it.
     reproducible
-        Whether sums of floats have the same bits whatever the backend and the size: see `Group.all_reduce`.
+        Whether sums of floats have the same bits for every backend and size: see `Group.all_reduce`.
     timeout_s
         Seconds that each collective may last.
 
@@ -194,7 +194,7 @@ def gather_from(
     axis
         The axis along which the parts are joined; their other axes are alike.
     counts
-        How many rows of that axis each rank has, the same list on all ranks. By default the ranks tell each other, in a small call.
+        The number of rows of that axis on each rank, the same list on all ranks. By default the ranks exchange them, in a small call.
     timeout_s
         Seconds that each collective may last.
 
@@ -203,8 +203,8 @@ def gather_from(
     y
         The whole array, on every rank.
     vjp
-        ``vjp(dy)`` returns ``dx``, of the shape of ``x``. ``dy`` is the same on all ranks; where each rank has a summand of it, `gather_sequence` is
-        meant.
+        ``vjp(dy)`` returns ``dx``, of the shape of ``x``. ``dy`` is the same on all ranks; if each rank has a summand of it, use `gather_sequence`
+        instead.
 
     Raises
     ------
@@ -242,7 +242,7 @@ def scatter_to(
     Returns
     -------
     y
-        This rank's part, where possible as a view.
+        This rank's part, as a view if possible.
     vjp
         ``vjp(dy)`` returns ``dx``, the same on all ranks.
 
@@ -353,7 +353,7 @@ def column_linear(
     reproducible: bool | None = True,
     timeout_s: float | None = None,
 ) -> tuple[Array, Vjp[tuple[Array, Array, Any]]]:
-    """Compute ``x @ w + b`` where each rank has some columns of the weight.
+    """Compute ``x @ w + b`` if each rank has some columns of the weight.
 
     Parameters
     ----------
@@ -368,14 +368,14 @@ def column_linear(
     gather_output
         Whether every rank gets all columns of the result. Otherwise each gets its own, as `row_linear` takes them.
     counts
-        With ``gather_output``, how many columns each rank has. By default the ranks tell each other, in a small call.
+        With ``gather_output``, the number of columns on each rank. By default the ranks exchange them, in a small call.
     sequence_axis
         The axis of ``x`` that is divided among the ranks (sequence parallel), such as 0. It is joined before the product, in the forward pass and
         again for the gradient of the weight, so that no rank keeps the whole of ``x``.
     sequence_counts
-        With ``sequence_axis``, how many rows of it each rank has. By default the ranks tell each other, in a small call.
+        With ``sequence_axis``, the number of its rows on each rank. By default the ranks exchange them, in a small call.
     reproducible
-        Whether sums of floats have the same bits whatever the backend and the size: see `Group.all_reduce`.
+        Whether sums of floats have the same bits for every backend and size: see `Group.all_reduce`.
     timeout_s
         Seconds that each collective may last.
 
@@ -430,7 +430,7 @@ def row_linear(
     reproducible: bool | None = True,
     timeout_s: float | None = None,
 ) -> tuple[Array, Vjp[tuple[Array, Array, Any]]]:
-    """Compute ``x @ w + b`` where each rank has some rows of the weight; the bias is added once, to the sum.
+    """Compute ``x @ w + b`` if each rank has some rows of the weight; the bias is added once, to the sum.
 
     Parameters
     ----------
@@ -446,7 +446,7 @@ def row_linear(
     input_is_sharded
         Whether ``x`` has this rank's columns only.
     counts
-        Without ``input_is_sharded``, how many rows of the weight each rank has. By default the ranks tell each other, in a small call.
+        Without ``input_is_sharded``, the number of rows of the weight on each rank. By default the ranks exchange them, in a small call.
     sequence_axis
         The axis of the result that is divided among the ranks (sequence parallel), such as 0.
     sequence_counts
@@ -518,16 +518,16 @@ def _weights(w: Array, b: Array | None) -> tuple[Array, Array | None]:
     w, b = value(w), None if b is None else value(b)
     if len(shape_of(w)) != 2 or (b is not None and shape_of(b) != shape_of(w)[1:]):
         bias = "" if b is None else f" and {shape_of(b)}"
-        raise SizeMismatchError(f"a weight has shape (k, n) and a bias (n,), and {shape_of(w)}{bias} were given")
+        raise SizeMismatchError(f"a weight must have shape (k, n) and a bias (n,), but {shape_of(w)}{bias} were given")
     return w, b
 
 
 def _check_input(x: Array, w: Array) -> None:
     if namespace(x) is not namespace(w):
-        raise UsageError(f"x and the weight are arrays of one library, and {type(x)!r} and {type(w)!r} were given")
+        raise UsageError(f"x and the weight must be arrays of one library, but {type(x)!r} and {type(w)!r} were given")
     if not shape_of(x) or shape_of(x)[-1] != shape_of(w)[0]:
         raise SizeMismatchError(
-            f"x @ w needs shapes (..., k) and (k, n), and {shape_of(x)} and {shape_of(w)} are given on this rank; the weight of a "
+            f"x @ w needs shapes (..., k) and (k, n), but {shape_of(x)} and {shape_of(w)} are given on this rank; the weight of a "
             "torch.nn.Linear is (n, k): give weight.T"
         )
 
@@ -542,7 +542,9 @@ def axis_of(array: Array, axis: Any) -> int:
 def sequence_axis_of(array: Array, axis: int | None) -> int | None:
     found = None if axis is None else axis_of(array, axis)
     if found is not None and found == len(shape_of(array)) - 1:
-        raise UsageError(f"the sequence axis of an array of shape {shape_of(array)} is one before the last; {axis} was given")
+        raise UsageError(
+            f"the sequence axis of an array of shape {shape_of(array)} must be an axis before the last, not {axis}"
+        )
     return found
 
 
@@ -551,7 +553,7 @@ def _counts_of_whole(size: int, group: Group, counts: Sequence[int] | None) -> t
     given = chunks(size, group.world_size) if counts is None else _numbers(counts, group)
     if sum(given) != size:
         raise SizeMismatchError(
-            f"counts divides {size} rows among {group.world_size} ranks: numbers of this sum; {list(given)} was given"
+            f"counts must be the numbers of rows of {group.world_size} ranks, with the sum {size}, not {list(given)}"
         )
     return given
 
@@ -564,7 +566,7 @@ def counts_of_parts(size: int, group: Group, counts: Sequence[int] | None, timeo
     given = _numbers(counts, group)
     if given[group.rank] != size:
         raise SizeMismatchError(
-            f"counts has the rows of each rank, of which rank {group.rank} has {size}; {list(given)} was given"
+            f"counts must be the numbers of rows of all ranks, of which rank {group.rank} has {size}, not {list(given)}"
         )
     return given
 
@@ -577,6 +579,6 @@ def _numbers(counts: Any, group: Group) -> tuple[int, ...]:
         given = []
     if len(given) != group.world_size or not all(isinstance(each, int | np.integer) and each >= 0 for each in given):
         raise SizeMismatchError(
-            f"counts has an integer of at least 0 for each of the {group.world_size} ranks; {counts!r} was given"
+            f"counts must be an integer of at least 0 for each of the {group.world_size} ranks, not {counts!r}"
         )
     return tuple(map(int, given))

@@ -107,7 +107,7 @@ def data_parallel(
     module
         A ``torch.nn.Module``, the same on all ranks; it is used as before. Parameters that are frozen now (``requires_grad`` is false) are not
         averaged; those among them, and buffers, that torch does not write to, such as expanded ones, are replaced. Move it to its device first; its optimizer may be made before or after. Modules that share a parameter are wrapped as one, such as
-        ``torch.nn.ModuleList([one, two])``. Of a module that was given before, the new `ModuleSync` takes the place of the old one.
+        ``torch.nn.ModuleList([one, two])``. If a module is given again, the new `ModuleSync` replaces the old one.
     group
         The ranks that average.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
@@ -145,9 +145,9 @@ class ModuleSync(GradientSync):
     """Averages the gradients of a module in its backward passes; `data_parallel` makes it.
 
     - ``with sync.step(weight=len(x)): loss.backward()`` averages with weights. A rank without data takes part: ``with sync.step(weight=0): pass``.
-    - A ``loss.backward()`` outside of such a block is a step with weight 1. (Where parts of the module are recomputed by checkpoints with
+    - A ``loss.backward()`` outside of such a block is a step with weight 1. (If parts of the module are recomputed by checkpoints with
       ``use_reentrant=True``, use the block.)
-    - A step sets `SyncBatchNorm.loss_weight` of the module's layers to its weight, as long as it lasts. Where there are such layers, a rank without
+    - A step sets `SyncBatchNorm.loss_weight` of the module's layers to its weight, as long as it lasts. If there are such layers, a rank without
       data calls module and ``backward()`` as well, with an empty batch: ``with sync.step(weight=0): module(x).sum().backward()``.
     - ``with sync.paused():`` around either adds up. The gradients of a paused pass are in the buckets and no longer in ``.grad``; weights add
       up as well, so that the loss of a batch is not divided by the number of batches.
@@ -156,7 +156,7 @@ class ModuleSync(GradientSync):
     hooks as well: clip gradients and call the optimizer after the block. A parameter that no rank has used keeps the ``.grad`` that it had,
     None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused passes have added up.
 
-    If a step fails, ``.grad`` of what was on its way becomes None.
+    If a step fails, every ``.grad`` that was on its way becomes None.
 
     Parameters that are added or replaced later (a new layer, ``load_state_dict(assign=True)``, a parametrization), unfrozen, or converted to another
     dtype or device would have gradients of their rank alone: the next pass is refused with a `UsageError`. Wrap the module again after such
@@ -170,7 +170,7 @@ class ModuleSync(GradientSync):
     group
         The ranks that average.
     memory
-        What this holds: bytes by purpose.
+        The memory that this holds: bytes by purpose.
     """
 
     def __init__(self, module: Any, group: Group, *, broadcast_buffers: bool = True, **options: Any) -> None:
@@ -195,7 +195,7 @@ class ModuleSync(GradientSync):
         self._handles += [each.register_forward_pre_hook(_Hook(self, self._on_forward)) for each in _called_first(module)]
 
     def _syncs_before(self, group: Group, timeout_s: float | None) -> set[ModuleSync]:
-        """Return the syncs whose place this one takes: those of this module, and those that cannot go on. Refuse another module's parameters."""
+        """Return the syncs that this one replaces: those of this module, and those that cannot continue. Raise an error for another module's parameters."""
         owned = {}
         hooks = self.module._forward_pre_hooks.values()  # all parameters may be new
         before = {
@@ -228,7 +228,7 @@ class ModuleSync(GradientSync):
         return before
 
     def _put(self, given: dict[str, Any], found: dict[str, Any]) -> None:
-        """Put tensors where buffers and frozen parameters were that torch does not write to, such as expanded ones."""
+        """Put tensors in the place of buffers and frozen parameters that torch does not write to, such as expanded ones."""
         from torch.nn import Parameter
 
         new = {id(each): found[name] for name, each in given.items() if found[name] is not each}
@@ -252,7 +252,7 @@ class ModuleSync(GradientSync):
         try:
             self._take(name, parameter)
         except BaseException as error:
-            if self._own is not None:  # nobody else ends this step
+            if self._own is not None:  # no other code ends this step
                 self._own = None
                 self._abandon(error)
             raise
@@ -323,7 +323,7 @@ class ModuleSync(GradientSync):
                 raise UnsupportedError(f"the gradient of {name!r} is sparse; give the layer sparse=False")
             if gradient.requires_grad:
                 raise UnsupportedError(
-                    f"the gradient of {name!r} has a graph of its own, which its mean has not: take what needs second derivatives by "
+                    f"the gradient of {name!r} has a graph of its own, but its mean has none: compute second derivatives by "
                     "torch.autograd.grad(..., create_graph=True), and call loss.backward() without it"
                 )
             gradient = gradient.detach()
@@ -339,12 +339,12 @@ class ModuleSync(GradientSync):
     def _on_forward(self, module: Any, inputs: Any) -> None:
         import torch
 
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:  # what a checkpoint computes again
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:  # a checkpoint computes it again
             return
         if self._own is not None:
             self._own = None
             self._abandon(UsageError("the backward pass did not come to its end"))
-            raise UsageError(f"this {type(self).__name__} cannot go on, since {self._spoilt}; make a new one on all ranks")
+            raise UsageError(f"this {type(self).__name__} cannot continue, because {self._spoilt}; make a new one on all ranks")
         if torch.is_grad_enabled() and not self._spoilt and self.group.is_usable:
             self._check_parameters()
 
@@ -354,7 +354,7 @@ class ModuleSync(GradientSync):
     def _send(self, bucket: Bucket) -> None:
         for name, view in bucket.views.items():
             if name not in self._used and self._parameters[name].grad is view:
-                self._parameters[name].grad = view.clone()  # what was there before stays, if no rank uses it
+                self._parameters[name].grad = view.clone()  # the old gradient stays, if no rank uses it
         super()._send(bucket)
 
     def _summed(self, bucket: Bucket) -> None:
@@ -378,7 +378,7 @@ class ModuleSync(GradientSync):
             self._give_buffers()
 
     def _give_buffers(self) -> None:
-        """Give rank 0's buffers to all ranks. torch refuses to go on with a graph whose buffers have changed, so that it learns of no other change."""
+        """Give rank 0's buffers to all ranks. torch refuses to continue with a graph whose buffers have changed, so it must not see any other change."""
         from torch import empty_like
         from torch.nn.modules.batchnorm import _NormBase
 
@@ -390,7 +390,7 @@ class ModuleSync(GradientSync):
             if isinstance(one, _NormBase) and one.training
             for each in one.buffers(False)
         }
-        # What is written to .data changes no version. Rank 0 only reads.
+        # Writing to .data changes no version. Rank 0 only reads.
         read = [name for name, each in buffers.items() if self.group.rank and id(each) not in unread]
         targets = {name: each.data for name, each in buffers.items()}
         targets |= {name: empty_like(targets[name]) for name in read}
@@ -416,11 +416,11 @@ class ModuleSync(GradientSync):
             self._parameters[name].grad = view
 
 
-_ANEW = "Begin anew: sync = mp.torch.data_parallel(module, group)"
+_ANEW = "Begin again: sync = mp.torch.data_parallel(module, group)"
 
 
 class _Hook:
-    """What a `ModuleSync` puts into modules and parameters. It does nothing in a copy of the module, which is a plain one."""
+    """The hooks of a `ModuleSync` in modules and parameters. It does nothing in a copy of the module, which is a plain one."""
 
     def __init__(self, sync: ModuleSync | None = None, call: Callable[..., None] | None = None) -> None:
         self.sync = sync
@@ -452,13 +452,13 @@ def _differ(pairs: list[tuple[Any, Any]]) -> list[bool]:
 
 
 def _parts(module: Any) -> list[tuple[dict[str, Any], list[Any]]]:
-    """Return the dicts in which modules keep parameters and modules, and what they hold now."""
+    """Return the dicts in which modules keep parameters and modules, and their present contents."""
     parts = [each for one in module.modules() for each in (one._parameters, one._modules)]
     return [(each, list(each.values())) for each in parts]
 
 
 def _called_first(module: Any) -> Iterator[Any]:
-    """Yield the module and its children; a program may call these alone, as it must where a module has no ``forward``, such as ModuleList."""
+    """Yield the module and its children; a program may call the children alone, as it must if a module has no ``forward``, such as ModuleList."""
     from torch import nn
 
     yield module

@@ -16,7 +16,7 @@ from manyhands_parallel.torch_second import differentiated_once
 
 if TYPE_CHECKING:
 
-    class _BatchNorm:  # what is public has complete types without torch as well
+    class _BatchNorm:  # the public class has complete types without torch as well
         def __init__(self, *arguments: Any, **named: Any) -> None: ...
         def __call__(self, x: Any) -> Any: ...
         def __getattr__(self, name: str) -> Any: ...
@@ -27,7 +27,7 @@ __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """`batch_norm` as a ``torch.nn.Module``, for inputs of shape ``(n, channels, ...)``, where n may differ between ranks, and be 0.
+    """`batch_norm` as a ``torch.nn.Module``, for inputs of shape ``(n, channels, ...)``; n may differ between ranks, and be 0.
 
     It has the parameters, buffers and state of ``torch.nn.BatchNorm1d``, 2d and 3d. Every forward pass in training, and its backward pass,
     calls a collective, so that all ranks must make them, in the same order. In evaluation, no message is sent. The gradients of weight
@@ -47,8 +47,8 @@ class SyncBatchNorm(_BatchNorm):
     group
         The ranks; None in a module that ``torch.load`` made, until it is set: only evaluation works without.
     loss_weight
-        What this rank's loss counts in the next backward passes, as the weight of `batch_norm_backward`; 1 at first. `ModuleSync.step` sets it.
-        If other means average the gradients of unequal batches, set it to the weight that these are given.
+        The weight of this rank's loss in the next backward passes, as the weight of `batch_norm_backward`; 1 at first. `ModuleSync.step` sets it.
+        If other means average the gradients of unequal batches, set it to their weight.
 
     Raises
     ------
@@ -81,19 +81,19 @@ class SyncBatchNorm(_BatchNorm):
         """
         if x.ndim < 2:
             raise UsageError(
-                f"SyncBatchNorm takes tensors of shape (n, channels, ...), and this one has shape {tuple(x.shape)}"
+                f"SyncBatchNorm takes tensors of shape (n, channels, ...), but this one has shape {tuple(x.shape)}"
             )
         if self.training:
             if self.group is None:
                 raise UsageError(
-                    "this SyncBatchNorm was loaded from a file, where no group can be kept: give it one, with mp.torch.convert_sync_batchnorm(module, group)"
+                    "this SyncBatchNorm was loaded from a file, which cannot hold a group: give it one with mp.torch.convert_sync_batchnorm(module, group)"
                 )
             return _Normalised.apply(x, self.weight, self.bias, self)
         alone = self.running_mean is None
         return batch_norm_of_one(x, self.running_mean, self.running_var, self.weight, self.bias, alone, 0.0, self.eps)
 
     def _stats(self) -> RunningStats | None:
-        """Return the buffers; what is written to them is written in place."""
+        """Return the buffers; writes to them are in place."""
         if self.running_mean is None:
             return None
         stats = RunningStats(self.num_features, like=self.running_mean)

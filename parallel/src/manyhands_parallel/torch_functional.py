@@ -3,7 +3,7 @@
 >>> mean = mp.torch.functional.all_reduce(features.mean(0), group, "mean")
 >>> everyone = mp.torch.functional.all_gather(embeddings, group)
 
-The loss is the sum of what all ranks call ``backward()`` on: ``x.grad`` is its derivative. If all ranks compute one and the same loss from a result, each
+The loss is the sum of all tensors on which ranks call ``backward()``: ``x.grad`` is its derivative. If all ranks compute one and the same loss from a result, each
 counts: divide it by ``group.world_size``, or take `manyhands_parallel.torch.reduce_from` and its kin, which are made for that.
 
 Every rank makes the same calls and runs the same backward pass, so that a tensor requires grad on all ranks or on none. Results can be differentiated as often
@@ -118,7 +118,7 @@ def reduce_scatter(
     counts
         How many rows each rank gets; by default as many.
     reproducible, timeout_s
-        As for `manyhands.Group.reduce_scatter`; for the backward pass as well, where ``reproducible`` is how a second derivative is summed.
+        As for `manyhands.Group.reduce_scatter`; for the backward pass as well, in which ``reproducible`` decides how a second derivative is summed.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def all_to_all(
     receive_counts: Sequence[int] | None = None,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
-    """Give each rank some rows, and return those that came from each; gradients go back to where the rows came from.
+    """Give each rank some rows, and return the rows that came from each; gradients go back to the rank of the rows.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def _sum_on_root(x: torch.Tensor, group: Group, root: int, reproducible: bool | 
 def _need_linear(op: Any, what: str, group: Any) -> None:
     need_group(group)
     if op not in ("sum", "mean"):
-        raise UsageError(f"{what} has a gradient for op='sum' and op='mean', and {op!r} was given")
+        raise UsageError(f"{what} has a gradient only for op='sum' and op='mean', not for {op!r}")
 
 
 def _apply(call: Callable[..., Any], adjoint: Callable[..., Any], x: torch.Tensor) -> Any:

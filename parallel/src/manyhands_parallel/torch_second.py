@@ -1,7 +1,7 @@
 """Gradients that torch may differentiate no further; this module needs torch.
 
-torch's ``once_differentiable`` refuses a second derivative only where the gradient of the result has a graph. A gradient depends on what the forward pass has
-saved as well, and that part would be dropped without a word: the gradient of ``(x @ w).sum()`` with respect to x is a function of w.
+torch's ``once_differentiable`` refuses a second derivative only if the gradient of the result has a graph. A gradient also depends on the saved arrays of the
+forward pass, and that part would be dropped without a word: the gradient of ``(x @ w).sum()`` with respect to x is a function of w.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def differentiated_once(what: str, gradients: tuple[Any, ...], *, depends: bool)
     Parameters
     ----------
     what
-        What computed them, for the message.
+        The function that computed them, for the message.
     gradients
         Tensors without a graph, or None.
     depends
@@ -42,6 +42,6 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise UnsupportedError(
-            f"{ctx.what} has no second derivative, and create_graph=True has led to one: leave it out of what is differentiated twice, such as a "
+            f"{ctx.what} has no second derivative, but create_graph=True needs one: leave it out of everything that is differentiated twice, such as a "
             "penalty on gradients"
         )

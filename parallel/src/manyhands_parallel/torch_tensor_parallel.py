@@ -5,8 +5,8 @@
 >>> loss = tp.row_linear(hidden, w2.T, b2, group).square().mean()
 >>> loss.backward()
 
-Every rank runs the same backward pass: the collectives of a layer are made when its gradients are. It runs under the autocast of the forward pass.
-What it needs of that is saved in torch's way: freed after it, or computed again by ``torch.utils.checkpoint``, collectives included. A second derivative
+Every rank runs the same backward pass: a layer's collectives run together with its gradients. It runs under the autocast of the forward pass.
+Its saved tensors are kept in torch's way: freed after it, or computed again by ``torch.utils.checkpoint``, collectives included. A second derivative
 is refused with an `UnsupportedError`.
 """
 
@@ -179,7 +179,7 @@ def _function() -> Any:
             ctx.save_for_backward(*vjp.saved)
             ctx.name, ctx.vjp, device = name, vjp.backward, y.device.type
             ctx.autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-            # What was computed from the inputs is saved without their history.
+            # Results of the inputs are saved without their history.
             given = set(map(id, tensors))
             ctx.computed = any(each.is_floating_point() and id(each) not in given for each in vjp.saved)
             return y

@@ -1,4 +1,4 @@
-"""Trees of arrays: dicts, lists, tuples and what holds them, with a name for each leaf."""
+"""Trees of arrays: dicts, lists, tuples and other containers, with a name for each leaf."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OURS = "manyhands_parallel"
 
 
 def flatten(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> tuple[dict[str, Any], Spec]:
-    """Return the leaves of a tree by name, and what `rebuild` needs to make a tree like it.
+    """Return the leaves of a tree by name, and the description that `rebuild` needs to make a tree like it.
 
     Dicts (by sorted keys), lists, tuples, named tuples and their kin are nodes; None has no leaf; all else is a leaf. The name of a leaf is
     its path, joined by dots: ``{"layers": [{"w": x}]}`` has the leaf ``"layers.0.w"``. A tree that is a single leaf has the name ``""``. Nodes
@@ -82,7 +82,7 @@ def partly_named(tree: Any, names: Iterable[str], like: Callable[[], Any]) -> tu
     Returns
     -------
     tuple
-        The leaves by name; which of ``names`` are neither there nor stood for; and the names, also those of a None, that do not belong there.
+        The leaves by name; those of ``names`` that are neither there nor replaced; and the names, also those of a None, that do not belong there.
     """
     found, gaps, wanted = named(tree), _gaps(tree), dict.fromkeys(names)
     stood_for = {gap: [name for name in wanted if not gap or name == gap or name.startswith(gap + ".")] for gap in gaps}
@@ -93,7 +93,7 @@ def partly_named(tree: Any, names: Iterable[str], like: Callable[[], Any]) -> tu
 
 
 def _gaps(tree: Any) -> list[str]:
-    """Return where None stands in a tree."""
+    """Return the places of None in a tree."""
     paths, leaves, _ = optree.tree_flatten_with_path(tree, none_is_leaf=True, namespace=_OURS)
     return [".".join(map(str, path)) for path, leaf in zip(paths, leaves, strict=True) if leaf is None]
 

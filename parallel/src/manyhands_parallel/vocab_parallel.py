@@ -45,15 +45,15 @@ def vocab_parallel_embedding(
     group
         The ranks that share the table.
     counts
-        How many rows each rank has. By default the ranks tell each other, in a small call, and compare a checksum of ``ids`` if these are in the
+        The number of rows on each rank. By default the ranks exchange them, in a small call, and compare a checksum of ``ids`` if these are in the
         host's memory.
     sequence_axis
         The axis of the result that is divided among the ranks (sequence parallel), such as 0. By default every rank gets all of it.
     sequence_counts
         With ``sequence_axis``, how many rows of it each rank gets. By default as `shard_of` divides.
     reproducible
-        Whether sums of floats have the same bits whatever the backend and the size: see `Group.all_reduce`. A row is found on one rank
-        alone, and the others add zeros.
+        Whether sums of floats have the same bits for every backend and size: see `Group.all_reduce`. A row is found only on one
+        rank, and the others add zeros.
     timeout_s
         Seconds that each collective may last.
 
@@ -78,7 +78,7 @@ def vocab_parallel_embedding(
     need_no_graph(table)
     rows, template = readable(table), table
     if len(shape_of(rows)) != 2:
-        raise SizeMismatchError(f"a table of embeddings has shape (v, d), and {shape_of(rows)} was given")
+        raise SizeMismatchError(f"a table of embeddings must have shape (v, d), not {shape_of(rows)}")
     local, inside, wrong = _localized(ids, shape_of(rows)[0], rows, group, counts, timeout_s)
     _refuse(ids, wrong)
     width = shape_of(rows)[1]
@@ -123,10 +123,10 @@ def vocab_parallel_cross_entropy(
     reduction
         ``"mean"`` over the targets that count (0 if none does), ``"sum"``, or ``"none"`` for the loss of each target.
     counts
-        How many classes each rank has. By default the ranks tell each other, in a small call, and compare a checksum of ``targets`` if these are in
+        The number of classes on each rank. By default the ranks exchange them, in a small call, and compare a checksum of ``targets`` if these are in
         the host's memory.
     reproducible
-        Whether sums of floats have the same bits whatever the backend and the size: see `Group.all_reduce`.
+        Whether sums of floats have the same bits for every backend and size: see `Group.all_reduce`.
     timeout_s
         Seconds that each collective may last.
 
@@ -148,14 +148,14 @@ def vocab_parallel_cross_entropy(
     """
     need_group(group)
     if reduction not in ("mean", "sum", "none"):
-        raise UsageError(f"the reduction of a loss is 'mean', 'sum' or 'none', and {reduction!r} was given")
+        raise UsageError(f"the reduction of a loss must be 'mean', 'sum' or 'none', not {reduction!r}")
     need_no_graph(logits)
     z, targets = readable(logits), readable(targets)
     if "float" not in dtype_of(z):
-        raise DTypeError(f"logits are floats, and {dtype_of(z)} was given")
+        raise DTypeError(f"logits must be floats, not {dtype_of(z)}")
     if not shape_of(z) or shape_of(z)[:-1] != shape_of(targets):
         raise SizeMismatchError(
-            f"logits of shape (..., v) have targets of shape (...), and {shape_of(z)} and {shape_of(targets)} were given"
+            f"logits of shape (..., v) need targets of shape (...), but {shape_of(z)} and {shape_of(targets)} were given"
         )
     shape, classes, xp = shape_of(targets), shape_of(z)[-1], namespace(z)
     z = xp.reshape(z, (math.prod(shape), classes))
@@ -197,7 +197,7 @@ def _localized(
     xp = namespace(template)
     ids = readable(ids)
     if "int" not in dtype_of(ids):
-        raise DTypeError(f"numbers of rows are integers, and {dtype_of(ids)} was given")
+        raise DTypeError(f"numbers of rows must be integers, not {dtype_of(ids)}")
     if counts is None:
         told = group.all_gather(np.array([[rows, _checksum(ids)]]), timeout_s=timeout_s)
         other = [group.ranks[rank] for rank in range(group.world_size) if told[rank, 1] != told[0, 1]]

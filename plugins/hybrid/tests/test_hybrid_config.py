@@ -22,12 +22,12 @@ def config(**routes: Any) -> dict[str, Any]:
     ("routes", "said"),
     [
         ({}, 'expected at least one route, such as { cpu = "tcp", cuda = "nccl" }'),
-        ({"cpu": "tcp", "intra": "shm", "inter": "tcp"}, "cpu is one way for all ranks, intra and inter are two"),
-        ({"cpu": "tcp", "inter": "tcp"}, "cpu is one way for all ranks, intra and inter are two"),
-        ({"intra": "shm"}, "intra stands alone: expected inter as well, or cpu instead of both"),
-        ({"inter": "tcp", "cuda": "nccl"}, "inter stands alone: expected intra as well"),
-        ({"barrier": "tcp"}, "barrier is for some calls in host memory: expected a route for all others"),
-        ({"cuda": "nccl", "p2p": "tcp"}, "p2p is for some calls in host memory: expected a route for all others"),
+        ({"cpu": "tcp", "intra": "shm", "inter": "tcp"}, "cpu is one route for all ranks, intra and inter are two"),
+        ({"cpu": "tcp", "inter": "tcp"}, "cpu is one route for all ranks, intra and inter are two"),
+        ({"intra": "shm"}, "intra is given alone: give inter as well, or cpu instead of both"),
+        ({"inter": "tcp", "cuda": "nccl"}, "inter is given alone: give intra as well"),
+        ({"barrier": "tcp"}, "barrier serves only some calls in host memory: give a route for all others"),
+        ({"cuda": "nccl", "p2p": "tcp"}, "p2p serves only some calls in host memory: give a route for all others"),
         ({"cpu": "hybrid"}, "hybrid cannot be a part of itself"),
         ({"cpu": "tcp", "p2p": "auto"}, 'expected the name of a backend, such as "tcp"'),
         ({"cpu": ""}, 'expected the name of a backend, such as "tcp"'),
@@ -95,7 +95,7 @@ def test_a_part_that_is_not_installed_is_named_with_its_command(monkeypatch: pyt
     monkeypatch.setattr(manager, "installed", lambda group: tuple(each for each in everything(group) if each.name != "shm"))
     for outcome in thread_world(never, 2, "hybrid", config=config(cpu="tcp", p2p="shm")):
         assert isinstance(outcome, BackendUnavailableError)
-    assert "the backend 'hybrid' is to be composed of 'shm'" in str(outcome)
+    assert "the backend 'hybrid' should be composed of 'shm'" in str(outcome)
     assert str(outcome).endswith("install it with: " + install_command("pip install 'manyhands[shm]'"))
 
 

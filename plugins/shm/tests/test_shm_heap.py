@@ -54,7 +54,7 @@ def test_what_is_more_than_the_share_is_refused_in_words(backends: Any) -> None:
     backend = backends(heap_bytes=MIB)[0]
     kept = backend.allocate(MIB // 2)
     with pytest.raises(
-        MemoryError, match=rf"{MIB} bytes .* largest part that is free .* is {MIB // 2}: .*backends\.shm\.heap_bytes"
+        MemoryError, match=rf"{MIB} bytes .* largest free part of .* is {MIB // 2}: .*backends\.shm\.heap_bytes"
     ):
         backend.allocate(MIB)
     assert len(backend.allocate(MIB // 2)) == len(kept)

@@ -76,7 +76,7 @@ def test_what_a_failed_sender_has_in_its_memory_is_not_taken_for_its_message(bac
     into = np.ones(len(source), np.uint8)
     made[0].abort()  # what core does before the sender's call raises
     source[:] = 7  # what its program may do then
-    with pytest.raises(LinkLost, match="rank 0 failed, or has died, while its memory was read") as caught:
+    with pytest.raises(LinkLost, match="rank 0 failed or died while this rank read its memory") as caught:
         finish(ends[1], receive(ends[1], how, into))
     assert caught.value.peer == 0
     assert not sent.done

@@ -167,4 +167,4 @@ def test_auto_without_a_backend_for_all_ranks_says_why_on_all(nursery: Nursery) 
     assert {fact["type"] for fact in failures.values()} == {"BackendUnavailableError"}, failures
     assert len({fact["text"] for fact in failures.values()}) == 1
     assert "shm: the backend 'shm' needs memory that all ranks" in failures[0]["text"]
-    assert "cannot open that of rank 0: process 7 is another one here" in failures[0]["text"]
+    assert "cannot open the memory of rank 0: process 7 is another one here" in failures[0]["text"]

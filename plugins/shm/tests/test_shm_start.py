@@ -111,7 +111,7 @@ def test_memory_that_cannot_be_opened_is_told_by_all(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Segment, "open", refuse)
     text = told(outcomes(2))
     assert "rank 0 (process" in text
-    assert "cannot open that of rank 1: process 7 belongs to another user" in text
+    assert "cannot open the memory of rank 1: process 7 belongs to another user" in text
     assert held("manyhands-shm")[0] == before
 
 
@@ -143,9 +143,9 @@ def test_what_another_process_has_open_is_not_touched() -> None:
     reading, writing = os.pipe()
     segment = Segment.create(b"a" * 32, 1 << 16)
     try:
-        with pytest.raises(CannotOpenError, match="is another one here"):
+        with pytest.raises(CannotOpenError, match="is the number of another process"):
             Segment.open(os.getpid(), reading, b"a" * 32, 1 << 16)
-        with pytest.raises(CannotOpenError, match="is another one here"):
+        with pytest.raises(CannotOpenError, match="is the number of another process"):
             Segment.open(os.getpid(), segment.fd, b"b" * 32, 1 << 16)
         with pytest.raises(CannotOpenError, match="no process"):
             Segment.open(os.getpid(), 1 << 20, b"a" * 32, 1 << 16)
@@ -171,7 +171,7 @@ def test_the_probe_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert probe() is None
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
-        assert "it needs Linux, and this is darwin" in (probe() or "")
+        assert "it needs Linux, but this is darwin" in (probe() or "")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "maxsize", (1 << 31) - 1)
         assert "64-bit" in (probe() or "")

@@ -94,20 +94,20 @@ def test_the_shortest_horizon_will_do() -> None:
     [
         (
             {"kinds": ["cut", "kil"]},
-            "kinds names 'kil', which is no kind of fault; did you mean 'kill'? Valid here: kill, pause,",
+            "kinds names 'kil', which is not a kind of fault; did you mean 'kill'? Valid here: kill, pause,",
         ),
         (
             {"kinds": "meteor"},
-            "kinds names 'meteor', which is no kind of fault. Valid here: kill, pause, slow, cut, delay, partition",
+            "kinds names 'meteor', which is not a kind of fault. Valid here: kill, pause, slow, cut, delay, partition",
         ),
-        ({"seed": -1}, "seed is -1, and expected is an integer, 0 or more"),
-        ({"seed": 1.5}, "seed is 1.5, and expected is an integer, 0 or more"),
-        ({"world_size": 0}, "world_size is 0, and expected is an integer, 1 or more"),
-        ({"world_size": True}, "world_size is True, and expected is an integer, 1 or more"),
-        ({"count": -1}, "count is -1, and expected is an integer, 0 or more"),
-        ({"horizon_s": 0.0}, "horizon_s is 0.0, and expected is a number of seconds from 1e-6 to 1e9"),
-        ({"horizon_s": math.inf}, "horizon_s is inf, and expected is a number"),
-        ({"horizon_s": math.nan}, "horizon_s is nan, and expected is a number"),
+        ({"seed": -1}, "seed is -1; expected an integer, 0 or more"),
+        ({"seed": 1.5}, "seed is 1.5; expected an integer, 0 or more"),
+        ({"world_size": 0}, "world_size is 0; expected an integer, 1 or more"),
+        ({"world_size": True}, "world_size is True; expected an integer, 1 or more"),
+        ({"count": -1}, "count is -1; expected an integer, 0 or more"),
+        ({"horizon_s": 0.0}, "horizon_s is 0.0; expected a number of seconds from 1e-6 to 1e9"),
+        ({"horizon_s": math.inf}, "horizon_s is inf; expected a number"),
+        ({"horizon_s": math.nan}, "horizon_s is nan; expected a number"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(arguments: dict[str, object], words: str) -> None:

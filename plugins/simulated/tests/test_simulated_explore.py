@@ -259,7 +259,7 @@ def test_no_run_but_the_one_that_failed_stays_alive():
 
 
 def test_what_describes_no_world_is_raised_and_no_failure():
-    with pytest.raises(mh.UsageError, match="seeds is empty, and expected is one seed or more"):
+    with pytest.raises(mh.UsageError, match="seeds is empty; expected one seed or more"):
         explore(crossed, 2, [])
     with pytest.raises(mh.InvalidWorldSizeError):
         explore(crossed, 0)
@@ -425,7 +425,7 @@ def test_the_examples_of_the_package_are_true():
 
 
 def test_a_number_of_seeds_is_refused():
-    with pytest.raises(mh.UsageError, match=r"^seeds is 100, and expected are several, such as range\(100\)$"):
+    with pytest.raises(mh.UsageError, match=r"^seeds is 100; expected several, such as range\(100\)$"):
         explore(lambda group: group.rank, 2, seeds=100)  # type: ignore[arg-type]
 
 

@@ -165,7 +165,7 @@ NOT_NEGATIVE, POSITIVE, FINITE = (
     "it should be a finite number",
 )
 INTEGER, NUMBER, MISSING = "it should be a valid integer", "it should be a valid number", "is missing, and it has no default"
-TABLES = "expected is an array of tables, each below a line [[kill]]"
+TABLES = "expected an array of tables, each below a line [[kill]]"
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ TABLES = "expected is an array of tables, each below a line [[kill]]"
         ("kill = [{ rank = 0, at_s = inf }]", "kill[0].at_s", FINITE),
         ("kill = [{ rank = 0, at_s = nan }]", "kill[0].at_s", FINITE),
         ("kill = [{ rank = 0, at_s = -0.5 }]", "kill[0].at_s", NOT_NEGATIVE),
-        ("kill = [{ rank = 0 }]", "kill[0]", "at_s is None and operation None, and expected is exactly one of them"),
-        ('kill = [{ rank = 0, at_s = 1, operation = "send" }]', "kill[0]", "at_s is 1.0 and operation 'send', and expected is"),
-        ("kill = [{ rank = 0, at_s = 1, nth = 2 }]", "kill[0]", "nth is 2, and expected is an operation whose calls it counts"),
+        ("kill = [{ rank = 0 }]", "kill[0]", "at_s is None and operation None; expected exactly one of them"),
+        ('kill = [{ rank = 0, at_s = 1, operation = "send" }]', "kill[0]", "at_s is 1.0 and operation 'send'; expected"),
+        ("kill = [{ rank = 0, at_s = 1, nth = 2 }]", "kill[0]", "nth is 2; expected an operation whose calls it counts"),
         ('kill = [{ rank = 0, operation = "all-reduce" }]', "kill[0].operation", "did you mean 'all_reduce'?"),
         ('kill = [{ rank = 0, operation = "Send" }]', "kill[0].operation", "did you mean 'send'?"),
         ("kill = [{ rank = 0, operation = 1 }]", "kill[0].operation", "sleep, split, or '*' for any"),
@@ -199,27 +199,27 @@ TABLES = "expected is an array of tables, each below a line [[kill]]"
         (
             "slow = [{ rank = 0, factor = 2, from_s = 2, until_s = 2 }]",
             "slow[0]",
-            "until_s 2.0, and expected is an end after the",
+            "until_s 2.0; expected an end after the",
         ),
-        ("cut = [{ links = [] }]", "cut[0].links", "expected is an array of pairs of ranks, such as [[0, 1]]"),
-        ("cut = [{ links = [0, [0, 1]] }]", "cut[0].links[0]", "expected is a pair of ranks, such as [0, 1] or [2, '*']"),
-        ('cut = [{ links = ["01"] }]', "cut[0].links[0]", "expected is a pair of ranks"),
-        ("cut = [{ links = [[0]] }]", "cut[0].links[0]", "expected is a pair of ranks"),
+        ("cut = [{ links = [] }]", "cut[0].links", "expected an array of pairs of ranks, such as [[0, 1]]"),
+        ("cut = [{ links = [0, [0, 1]] }]", "cut[0].links[0]", "expected a pair of ranks, such as [0, 1] or [2, '*']"),
+        ('cut = [{ links = ["01"] }]', "cut[0].links[0]", "expected a pair of ranks"),
+        ("cut = [{ links = [[0]] }]", "cut[0].links[0]", "expected a pair of ranks"),
         ("cut = [{ links = [[0, 1, 2]] }]", "cut[0].links[0]", "it should have at most 2 items"),
-        ("cut = [{ links = [[0, 1], [1, true]] }]", "cut[0].links[1][1]", "expected is a rank, 0 or more, or '*'"),
-        ('cut = [{ links = [["-", 1]] }]', "cut[0].links[0][0]", "expected is a rank, 0 or more, or '*'"),
-        ("cut = [{ links = [[-1, 1]] }]", "cut[0].links[0][0]", "expected is a rank, 0 or more, or '*'"),
+        ("cut = [{ links = [[0, 1], [1, true]] }]", "cut[0].links[1][1]", "expected a rank, 0 or more, or '*'"),
+        ('cut = [{ links = [["-", 1]] }]', "cut[0].links[0][0]", "expected a rank, 0 or more, or '*'"),
+        ("cut = [{ links = [[-1, 1]] }]", "cut[0].links[0][0]", "expected a rank, 0 or more, or '*'"),
         ("cut = [{ links = [[0, 1]], from_s = inf }]", "cut[0].from_s", FINITE),
         ("cut = [{ links = [[0, 1]], until_s = nan }]", "cut[0].until_s", NOT_NEGATIVE),
         ("cut = [{ links = [[0, 1]], link = [] }]", "cut[0].link", "mean 'links'? Valid here: from_s, until_s, links"),
         ("delay = [{ links = [[0, 1]], by_s = -1 }]", "delay[0].by_s", NOT_NEGATIVE),
         ("delay = [{ links = [[0, 1]], by_s = inf }]", "delay[0].by_s", FINITE),
         ("delay = [{ links = [[0, 1]] }]", "delay[0].by_s", MISSING),
-        ("partition = [{ sides = [[0]] }]", "partition[0].sides", "expected is an array of two or more sides, such as"),
-        ("partition = [{ sides = [[0], []] }]", "partition[0].sides[1]", "expected is an array of ranks, such as [0, 1]"),
+        ("partition = [{ sides = [[0]] }]", "partition[0].sides", "expected an array of two or more sides, such as"),
+        ("partition = [{ sides = [[0], []] }]", "partition[0].sides[1]", "expected an array of ranks, such as [0, 1]"),
         ('partition = [{ sides = [[0], ["*"]] }]', "partition[0].sides[1][0]", INTEGER),
-        ("partition = [{ sides = [[0], [1, 0]] }]", "partition[0]", "rank 0 stands in the sides 2 times, and expected is once"),
-        ("partition = [{ sides = [[3, 3], [1]] }]", "partition[0]", "rank 3 stands in the sides 2 times"),
+        ("partition = [{ sides = [[0], [1, 0]] }]", "partition[0]", "rank 0 is in the sides 2 times; expected once"),
+        ("partition = [{ sides = [[3, 3], [1]] }]", "partition[0]", "rank 3 is in the sides 2 times"),
         ('drop = [{ source = "*", dest = 0 }]', "drop[0].source", INTEGER),
         ("drop = [{ source = 0 }]", "drop[0].dest", MISSING),
         ("drop = [{ source = 0, dest = 1, nth = true }]", "drop[0].nth", INTEGER),
@@ -282,12 +282,12 @@ def test_faults_are_frozen_and_take_nothing_else() -> None:
 
 
 def test_what_is_wrong_with_a_fault_is_said_in_words() -> None:
-    with pytest.raises(UsageError, match=r"^Kill: at_s is None and operation None, and expected is exactly one of them$"):
+    with pytest.raises(UsageError, match=r"^Kill: at_s is None and operation None; expected exactly one of them$"):
         Kill(rank=1)
     with pytest.raises(UsageError, match=r"^Kill: rank is missing$"):
         Kill(at_s=1.0)  # type: ignore[call-arg]
     with pytest.raises(
-        UsageError, match=r"^Kill: operation = 'allreduce': no operation is called so; did you mean 'all_reduce'?"
+        UsageError, match=r"^Kill: operation = 'allreduce': there is no such operation; did you mean 'all_reduce'?"
     ):
         Kill(rank=1, operation="allreduce")
     with pytest.raises(UsageError, match=r"^Slow: factor = 0: it should be greater than 0$"):
@@ -352,8 +352,8 @@ def test_faults_stand_by_kind_and_within_a_kind_as_given() -> None:
 def test_what_is_no_fault_is_refused(given: object, named: str) -> None:
     with pytest.raises(UsageError) as caught:
         FaultPlan.of(given)  # type: ignore[arg-type]
-    assert str(caught.value).startswith(f"{named} is no fault: expected are such as Kill(")
-    with pytest.raises(UsageError, match="is no fault"):
+    assert str(caught.value).startswith(f"{named} is not a fault: expected faults such as Kill(")
+    with pytest.raises(UsageError, match="is not a fault"):
         FaultPlan(faults=given)  # type: ignore[arg-type]
 
 
@@ -367,7 +367,7 @@ def test_a_plan_fits_a_world_that_has_all_its_ranks() -> None:
 @pytest.mark.parametrize(
     ("fault", "value", "words"),
     [
-        (Kill(rank=4, at_s=1), 4, "rank 4 is killed at 1 s: a world of 4 has no rank 4, and expected is one from 0 to 3"),
+        (Kill(rank=4, at_s=1), 4, "rank 4 is killed at 1 s: a world of 4 has no rank 4; expected one from 0 to 3"),
         (Pause(rank=4, at_s=1), 4, "has no rank 4"),
         (Slow(rank=9, factor=2), 9, "has no rank 9"),
         (Cut(links=[(0, 1), ("*", 5)]), 5, "has no rank 5"),
@@ -376,7 +376,7 @@ def test_a_plan_fits_a_world_that_has_all_its_ranks() -> None:
         (Drop(source=4, dest=0), 4, "message #0 from rank 4 to rank 0 is lost: a world of 4 has no rank 4"),
         (Corrupt(source=0, dest=4), 4, "has no rank 4"),
         (Cut(links=[(0, 1), (2, 2)]), (2, 2), "the links 0-1, 2-2 are cut all the time: rank 2 has no link to itself"),
-        (Delay(links=[(0, 0)], by_s=1), (0, 0), "rank 0 has no link to itself, and expected are two ranks"),
+        (Delay(links=[(0, 0)], by_s=1), (0, 0), "rank 0 has no link to itself; expected two ranks"),
         (Drop(source=3, dest=3), (3, 3), "rank 3 has no link to itself"),
         (Corrupt(source=1, dest=1), (1, 1), "rank 1 has no link to itself"),
     ],

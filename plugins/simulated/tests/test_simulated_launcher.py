@@ -573,7 +573,7 @@ def test_a_signal_ends_every_rank(tmp_path, number):
 
 @pytest.mark.parametrize(
     ("cut_off", "doing"),
-    [("Simulation", "made a world of 2 ranks, of which none has run"), ("_write", "wrote the trace")],
+    [("Simulation", "was making a world of 2 ranks, before any ran"), ("_write", "wrote the trace")],
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_or_after_the_run_says_what_was_going_on(tmp_path, monkeypatch, capsys, cut_off, doing, number):

@@ -276,7 +276,7 @@ def test_an_out_that_is_not_like_what_was_sent(told, size, way):
         report = told(run.errors[0])
         assert type(report.error) is CollectiveMismatchError
         assert str(run.errors[1]) == str(report.error)
-        assert f"rank 0 sent float32[{size}], and out= is float64[{size}]" in report.headline
+        assert f"rank 0 sent float32[{size}], but out= is float64[{size}]" in report.headline
         assert report.at[1] == "received"
         assert report.at[0] in ({"then sent"} if way else {"sent", "then sent"})
 

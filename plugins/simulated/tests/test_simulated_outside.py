@@ -265,7 +265,7 @@ def test_a_rank_may_not_compute_for_another_one(call):
 
 
 def test_a_mark_is_a_text():
-    with pytest.raises(mh.UsageError, match=r"^a mark is a text, and 7 was given"):
+    with pytest.raises(mh.UsageError, match=r"^the label of a mark must be a text, not 7"):
         simulated.run(lambda group: group.mark(7), 2)
 
 

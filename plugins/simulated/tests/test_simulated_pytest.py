@@ -109,7 +109,7 @@ def test_steps(world):
     trace = world(2).run(train).trace
     trace.assert_at_most(3, "all_reduce", per="step")
     trace.assert_bytes_sent_at_most(6 * 32)
-    with pytest.raises(AssertionError, match="and at most 191 is allowed"):
+    with pytest.raises(AssertionError, match="but at most 191 is allowed"):
         trace.assert_bytes_sent_at_most(6 * 32 - 1)
     trace.assert_at_most(2, "all_reduce", per="step")
 """
@@ -257,7 +257,7 @@ def test_assertions_on_the_trace_point_at_the_test(shown):
     call = at("group.all_reduce(np.ones(4))").rstrip(":")
     mark = '(the mark "step 2" at 0.000000 s)'
     assert errors(lines)[:4] == [
-        f"AssertionError: rank 0 called all_reduce 3 times in step 2 {mark}, and at most 2 is allowed; the calls:",
+        f"AssertionError: rank 0 called all_reduce 3 times in step 2 {mark}, but at most 2 is allowed; the calls:",
         *(f'0.000000 s  all_reduce #{number} (float64[4], op="sum")  at {call}' for number in (3, 4, 5)),
     ]
     assert places(lines) == [at("assert_at_most(2", "AssertionError")]
@@ -293,7 +293,7 @@ def test_the_seed_of_the_command_line_is_that_of_worlds_whose_test_gives_none(tm
     for wrong in ("-1", "1.5", "x", "²"):
         refused = run_pytest(tmp_path, f"--manyhands-seed={wrong}")
         assert refused.returncode == pytest.ExitCode.USAGE_ERROR
-        assert f"{wrong!r} is no seed: expected is an integer, 0 or more" in refused.stderr
+        assert f"{wrong!r} is not a seed: expected an integer, 0 or more" in refused.stderr
 
 
 def test_what_an_exploration_found_fails_again_by_the_line_that_is_told(tmp_path):

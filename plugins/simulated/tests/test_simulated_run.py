@@ -235,7 +235,7 @@ def test_an_error_that_a_rank_deals_with_is_none_of_the_run():
 
 @pytest.mark.parametrize("seed", [-1, True, 1.0, "1", None])
 def test_a_seed_that_is_none(seed):
-    with pytest.raises(mh.UsageError, match="expected is an integer, 0 or more"):
+    with pytest.raises(mh.UsageError, match="expected an integer, 0 or more"):
         manyhands_simulated.run(lambda group: None, 2, seed)
 
 
@@ -430,7 +430,7 @@ def test_a_function_none_of_whose_lines_runs_is_refused(kind):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"backend": "tcp"}, "config has backend = 'tcp', and the ranks of this run are simulated"),
+        ({"backend": "tcp"}, "config has backend = 'tcp', but the ranks of this run are simulated"),
         ({"backends": {"simulated": {"network": "fat-tree"}}}, "backends.simulated.network = 'fat-tree'.*give it as network="),
         ({"backends": {"simulated": {"seed": 3}}}, "backends.simulated.seed = 3.*give it as seed="),
         ({"backends": {"simulated": {"trace": "x"}}}, "Run.trace_json"),

@@ -110,11 +110,11 @@ def test_calls_are_counted_on_one_rank_or_where_there_are_most():
 
 def test_a_name_that_no_operation_has_is_an_error():
     trace = tiny()
-    with pytest.raises(UsageError, match=r"^no operation is called 'allreduce'; did you mean 'all_reduce'\?$"):
+    with pytest.raises(UsageError, match=r"^there is no operation 'allreduce'; did you mean 'all_reduce'\?$"):
         trace.count("allreduce")
-    with pytest.raises(UsageError, match=r"^no operation is called 'xyzzy'; there are all_gather, all_gather_object, "):
+    with pytest.raises(UsageError, match=r"^there is no operation 'xyzzy'; there are all_gather, all_gather_object, "):
         trace.assert_no_call("xyzzy")
-    with pytest.raises(UsageError, match="no operation is called 'al_reduce'"):
+    with pytest.raises(UsageError, match="there is no operation 'al_reduce'"):
         trace.assert_at_most(1, "al_reduce")
     trace.call(0, "xyzzy", "xyzzy()", 0.0)
     assert trace.count("xyzzy") == 1
@@ -126,7 +126,7 @@ def test_a_name_that_no_operation_has_is_an_error():
 def test_a_rank_that_is_none_is_an_error(rank):
     trace = tiny()
     for ask in (trace.bytes_sent, trace.messages_sent, trace.calls_of, trace.marks_of, trace.steps):
-        with pytest.raises(UsageError, match=f"^rank {rank!r} was given, and the ranks of this run are 0 to 1$"):
+        with pytest.raises(UsageError, match=f"^rank {rank!r} was given, but the ranks of this run are 0 to 1$"):
             ask(rank)
     with pytest.raises(UsageError, match="was given"):
         trace.assert_bytes_sent_at_most(10, rank=rank)
@@ -203,19 +203,19 @@ def test_assert_at_most():
     trace.assert_at_most(1, "all_reduce", per="step", rank=0)
     trace.assert_at_most(0, "barrier", per="step")
     assert said(trace.assert_at_most, 2, "all_reduce") == (
-        "rank 1 called all_reduce 3 times, and at most 2 is allowed; the calls:\n"
+        "rank 1 called all_reduce 3 times, but at most 2 is allowed; the calls:\n"
         "  0.250000 s  all_reduce #0 (float32[4], sum)  at train.py:30\n"
         "  1.250000 s  all_reduce #1 (float32[4], sum)  at train.py:31\n"
         "  1.500000 s  all_reduce #2 (float32[4], sum), never ended\n"
         "so it is on ranks 1-2"
     )
     assert said(trace.assert_at_most, 1, "all_reduce", per="step", rank=2) == (
-        'rank 2 called all_reduce 2 times in step 1 (the mark "step 10" at 1.000000 s), and at most 1 is allowed; the calls:\n'
+        'rank 2 called all_reduce 2 times in step 1 (the mark "step 10" at 1.000000 s), but at most 1 is allowed; the calls:\n'
         "  1.250000 s  all_reduce #1 (float32[4], sum)  at train.py:31\n"
         "  1.500000 s  all_reduce #2 (float32[4], sum)"
     )
     assert said(trace.assert_at_most, 0, "all_reduce", per="step").startswith(
-        'rank 0 called all_reduce once in step 0 (the mark "step 0" at 0.000000 s), and at most 0 is allowed; the calls:\n'
+        'rank 0 called all_reduce once in step 0 (the mark "step 0" at 0.000000 s), but at most 0 is allowed; the calls:\n'
     )
     assert said(trace.assert_at_most, 0, "all_reduce", per="step").endswith("\nso it is on ranks 0-2, in 6 steps")
     assert said(trace.assert_at_most, 0, "all_reduce", per="step", rank=1).endswith("\nso it is on rank 1, in 2 steps")
@@ -227,17 +227,17 @@ def test_assert_at_least():
     trace.assert_at_least(3, "all_reduce", rank=1)
     trace.assert_at_least(1, "all_reduce", per="step")
     assert said(trace.assert_at_least, 2, "all_reduce", per="step", rank=1) == (
-        'rank 1 called all_reduce once in step 0 (the mark "step 0" at 0.000000 s), and at least 2 is expected; all its calls there:\n'
+        'rank 1 called all_reduce once in step 0 (the mark "step 0" at 0.000000 s), but at least 2 is expected; all its calls there:\n'
         "  0.250000 s  all_reduce #0 (float32[4], sum)  at train.py:30"
     )
     assert said(trace.assert_at_least, 1, "barrier", rank=0) == (
-        "rank 0 called barrier 0 times, and at least 1 is expected; all its calls there:\n"
+        "rank 0 called barrier 0 times, but at least 1 is expected; all its calls there:\n"
         "  0.250000 s  all_reduce #0 (float32[4], sum)  at train.py:30\n"
         "  1.250000 s  all_reduce #1 (float32[4], sum)  at train.py:31"
     )
     trace.mark(0, 2.0, "step 20")
     assert said(trace.assert_at_least, 1, "all_reduce", per="step").endswith(
-        'in step 2 (the mark "step 20" at 2.000000 s), and at least 1 is expected; all its calls there:\n  (no call)'
+        'in step 2 (the mark "step 20" at 2.000000 s), but at least 1 is expected; all its calls there:\n  (no call)'
     )
 
 
@@ -264,14 +264,14 @@ def test_assert_bytes_sent_at_most():
     trace.assert_bytes_sent_at_most(0, rank=0)
     trace.call(1, "barrier", "barrier()", 2.0)
     assert said(trace.assert_bytes_sent_at_most, 999) == (
-        "rank 1 sent 1,000 bytes in 1 message, and at most 999 is allowed; its calls with data:\n"
+        "rank 1 sent 1,000 bytes in 1 message, but at most 999 is allowed; its calls with data:\n"
         "  0.250000 s  all_reduce #0 (float32[4], sum)  at train.py:30\n"
         "  1.250000 s  all_reduce #1 (float32[4], sum)  at train.py:31\n"
         "  1.500000 s  all_reduce #2 (float32[4], sum), never ended\n"
         "so it is on ranks 1-2"
     )
     assert said(trace.assert_bytes_sent_at_most, 1999, rank=2).startswith(
-        "rank 2 sent 2,000 bytes in 1 message, and at most 1,999 "
+        "rank 2 sent 2,000 bytes in 1 message, but at most 1,999 "
     )
 
 
@@ -280,9 +280,9 @@ def test_assert_no_call():
     trace.assert_no_call("broadcast")
     trace.assert_no_call("exchange")
     assert said(trace.assert_no_call, "send") == (
-        "rank 1 called send, once in all, and no such call is allowed:\n  0.000002 s  rank 1  send to rank 0 #1 of group 2, PeerLostError"
+        "rank 1 called send, once in all, but no such call is allowed:\n  0.000002 s  rank 1  send to rank 0 #1 of group 2, PeerLostError"
     )
-    assert said(training().assert_no_call, "all_reduce").startswith("ranks 0-2 called all_reduce, 8 times in all, and no such ")
+    assert said(training().assert_no_call, "all_reduce").startswith("ranks 0-2 called all_reduce, 8 times in all, but no such ")
 
 
 def test_a_failed_assertion_lists_twenty_calls_at_most():
@@ -323,7 +323,7 @@ def test_assert_duration_at_most():
     trace = training()
     trace.assert_duration_at_most(2.0)
     assert said(trace.assert_duration_at_most, 1.999999999).splitlines()[:3] == [
-        "the run took 2.0 s, and at most 1.999999999 s is allowed; the longest calls:",
+        "the run took 2.0 s, but at most 1.999999999 s is allowed; the longest calls:",
         "  0.500000 s from 1.500000 s  rank 1  all_reduce #2 (float32[4], sum), never ended",
         "  0.250000 s from 0.250000 s  rank 0  all_reduce #0 (float32[4], sum)  at train.py:30",
     ]

@@ -365,7 +365,7 @@ def test_many_ranks_are_named_in_few_words():
 
 @pytest.mark.parametrize("last", [0, -1])
 def test_a_story_of_no_events_is_an_error(last):
-    with pytest.raises(UsageError, match=f"last={last} was given"):
+    with pytest.raises(UsageError, match=f"last={last}: give"):
         tiny().story(last=last)
 
 

@@ -371,7 +371,7 @@ def test_too_many_connections_are_refused_in_words_and_none_is_left_open() -> No
         return ends
 
     pair = Pair(16, connect)
-    with pytest.raises(OSError, match=r"Too many open files; two ranks share 16 connections here: backends.tcp.streams = 1"):
+    with pytest.raises(OSError, match=r"Too many open files; two ranks share 16 connections here; backends.tcp.streams = 1"):
         pair.connect()
     pair.close()
     assert [sock.fileno() for sock in kept] == [-1] * 30

@@ -91,7 +91,7 @@ def _in_place(group: Group) -> None:
         out = np.full((count, 2), -1)
         group.all_reduce_async(np.ones(count, int), out=out[:, 1]).wait()
         assert (out[:, 1] == size).all(), "all_reduce_async into a column"
-        assert (out[:, 0] == -1).all(), "all_reduce_async wrote beside its out="
+        assert (out[:, 0] == -1).all(), "all_reduce_async wrote outside of its out="
 
 
 @check(chapter="async")

@@ -1,4 +1,4 @@
-"""Bytes: what collectives give is exact, for every dtype, reduction, size, layout and world."""
+"""Bytes: results of collectives are exact, for every dtype, reduction, size, layout and world."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _sizes(group: Group, counts: list[int]) -> None:
 
 @check(chapter="bytes")
 def check_every_size(worlds: WorldMaker) -> None:
-    """No byte is lost around the lengths where a backend may change its way, from none on."""
+    """No byte is lost around the lengths at which a backend may change its way, from none on."""
     edges = [1 << power for power in ((6, 10, 12, 13, 14, 15, 16, 18, 20) if not worlds.quick else (6, 12, 16, 18))]
     counts = [0, 1, 2, 3, 5, 7, 31, *(edge + more for edge in edges for more in (-1, 0, 1))]
     worlds.run(_sizes, counts=counts)
@@ -204,12 +204,12 @@ def _around(group: Group) -> None:
         method(*given, out=out)
         same(out.copy(), expected, f"out= of {name}, a part of a larger array")
         out[...] = -1
-        assert (whole == -1).all(), f"{name} wrote beside its out="
+        assert (whole == -1).all(), f"{name} wrote outside of its out="
 
 
 @check(chapter="bytes")
 def check_every_layout(worlds: WorldMaker) -> None:
-    """Arrays of any strides are read and filled element by element, whatever their order in memory."""
+    """Arrays of any strides are read and filled element by element, in any order in memory."""
     worlds.run(_layouts, 3, rows=2)
     worlds.run(_layouts, 3, rows=4000)
     worlds.run(_around, 3)
@@ -263,7 +263,7 @@ def check_every_shape(worlds: WorldMaker) -> None:
 def _again(group: Group) -> None:
     size = group.world_size
     for count in (1, 300, 20_000):
-        for turn in range(30):  # the same call with other values: a backend may keep what it prepared
+        for turn in range(30):  # the same call with other values: a backend may keep prepared data
             arrays = [np.full(count, 1000 * turn + each) for each in range(size)]
             same(group.all_reduce(arrays[group.rank]), combined("sum", arrays), f"all_reduce number {turn} of int64[{count}]")
             same(

@@ -1,4 +1,4 @@
-"""Leaving a group: twice, with calls in progress, by an error; and what a group is afterwards."""
+"""Leaving a group: twice, with calls in progress, by an error; and the state of a group afterwards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _twice(group: Group) -> list[Any]:
 
 @check(chapter="close")
 def check_twice_and_used_afterwards(worlds: WorldMaker) -> None:
-    """A group, and its backend, may be closed twice; what is called then is a ClosedError."""
+    """A group, and its backend, may be closed twice; a later call is a ClosedError."""
     for rank, outcome in enumerate(worlds.attempt(_twice, 2)):
         assert not outcome.errors, f"rank {rank} {outcome}"
         took_s, *ended = outcome.value
@@ -78,7 +78,7 @@ def _under_a_call(group: Group) -> dict[str, Any]:
     if group.rank == 0:
         thread = threading.Thread(
             target=contextvars.copy_context().run,
-            args=(lambda: found.append(ending(lambda: group.recv(1))),),  # nobody sends it
+            args=(lambda: found.append(ending(lambda: group.recv(1))),),  # no rank sends it
             daemon=True,
         )
         thread.start()
@@ -94,7 +94,7 @@ def check_under_a_call(worlds: WorldMaker) -> None:
     """A call of another thread that waits in vain ends with the group."""
     first, other = worlds.attempt(_under_a_call, 2)
     assert not first.errors, f"rank 0 {first}"
-    assert first.value["errors"], f"recv of what nobody sent returned {first.value['value']!r}"
+    assert first.value["errors"], f"recv without a send returned {first.value['value']!r}"
     assert "CommError" in first.value["errors"], f"recv ended with {first.value['errors'][0]}: {first.value['text']}"
     assert not other.errors, f"rank 1 {other}"
 
@@ -139,21 +139,21 @@ def _check_left(worlds: WorldMaker, how: str, kinds: tuple[str, ...], words: str
             assert any(kind in found["errors"] for kind in kinds), (
                 f"{what} got {found['errors'][:1] or 'no error'}: {found['text']}"
             )
-            assert found["peer"] == 1, f"{what} was told of rank {found['peer']}: {found['text']}"
+            assert found["peer"] == 1, f"{what} got an error about rank {found['peer']}: {found['text']}"
             assert worlds.lacks("clock") or found["took_s"] < patience.PROMPT_S, (
-                f"{what} was told after {found['took_s']:.1f} s"
+                f"{what} learned of it after {found['took_s']:.1f} s"
             )
 
 
 @check(chapter="close")
 def check_error_of_a_rank(worlds: WorldMaker) -> None:
-    """Where the program of a rank fails, every rank that waits is woken, and told which."""
+    """If the program of a rank fails, every waiting rank wakes, and learns which."""
     _check_left(worlds, "error", ("AbortedError",), "ends with an error")
 
 
 @check(chapter="close")
 def check_rank_that_leaves(worlds: WorldMaker) -> None:
-    """Where a rank closes the group, calls of the others that need it end, and say which."""
+    """If a rank closes the group, calls of the others that need it end, and say which."""
     _check_left(
         worlds, "close", ("PeerLostError", "AbortedError", "DeadlockError", "CollectiveMismatchError"), "closes the group"
     )

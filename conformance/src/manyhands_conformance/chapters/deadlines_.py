@@ -1,4 +1,4 @@
-"""Deadlines: a call ends in time, and says who is late."""
+"""Deadlines: a call ends in time, and names the late rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from manyhands_conformance.worlds import WorldMaker
 
 _TIMEOUT_S = 0.5
 _LATE_S = 0.5
-"""How late a rank is that comes in time: core has looked at a wait by then, and begun it anew, as what it waits for does not move."""
+"""The delay of a rank that comes in time: core has looked at a wait by then, and begun it again, because its messages do not move."""
 _SOME = 3
 
 
@@ -72,7 +72,7 @@ _CALLS = (
 
 @check(chapter="deadlines", needs="cpu clock")
 def check_late_rank(worlds: WorldMaker) -> None:
-    """Where a rank does not come, every call ends at its deadline with a DeadlineError that names it, on every rank."""
+    """If a rank does not come, every call ends at its deadline with a DeadlineError that names it, on every rank."""
     names = _CALLS[:_SOME] if worlds.quick or not worlds.has_threads else _CALLS
     for name, outcomes in zip(
         names, worlds.attempts(_late, [{"name": name} for name in names], 3, timeout_s=patience.LONG_S), strict=True
@@ -83,10 +83,10 @@ def check_late_rank(worlds: WorldMaker) -> None:
             assert not outcome.errors, f"{what} {outcome}"
             found = outcome.value
             assert "DeadlineError" in found["errors"], f"{what} got {found['errors'][:1] or 'no error'}: {found['text']}"
-            assert found["peer"] in late, f"{what} was told of rank {found['peer']}: {found['text']}"
+            assert found["peer"] in late, f"{what} got an error about rank {found['peer']}: {found['text']}"
             if rank != 2:
                 assert found["took_s"] < _TIMEOUT_S + patience.PROMPT_S, f"{what} ended after {found['took_s']:.2f} s"
-        # Who comes later than the other ends with it, at the deadline of the first.
+        # The later of two ranks ends with the other, at the deadline of the first.
         first = max(outcome.value["took_s"] for outcome in outcomes[:2])
         assert first >= _TIMEOUT_S - 0.1, (
             f"{name} with timeout_s={_TIMEOUT_S}, and rank 2 does not come: all ended after {first:.2f} s"

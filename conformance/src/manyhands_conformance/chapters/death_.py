@@ -1,4 +1,4 @@
-"""Death: a rank that is killed, or stands still, is named on every other in time."""
+"""Death: every other rank names a rank that is killed, or stopped, in time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _waits(group: Group, name: str, victim: int) -> dict[str, Any] | None:
     long = np.ones(1 << 20)
     group.barrier()
     tell("ready")
-    if name != "in the midst of long calls" and group.rank == victim:
+    if name != "in the middle of long calls" and group.rank == victim:
         time.sleep(2 * patience.LONG_S)
         return None
 
@@ -39,7 +39,7 @@ def _waits(group: Group, name: str, victim: int) -> dict[str, Any] | None:
         "in recv from another rank": lambda: group.recv(other),
         "in a long send to it": lambda: group.send(np.ones(1 << 22), victim),
         "in no call": lambda: until_failed(group),
-        "in the midst of long calls": forever,
+        "in the middle of long calls": forever,
     }
     first = ending(calls[name])
     return first if first["errors"] else ending(group.barrier)
@@ -57,13 +57,13 @@ def _look(job: ProcessJob, victim: int, since: float, kind: str, what: str) -> N
         assert not outcome.errors, f"{what}: rank {rank} {outcome}"
         found = outcome.value
         assert kind in found["errors"], f"{what}: rank {rank} got {found['errors'][:1] or 'no error'}: {found['text']}"
-        assert found["peer"] in may_be_named, f"{what}: rank {rank} was told of rank {found['peer']}: {found['text']}"
+        assert found["peer"] in may_be_named, f"{what}: rank {rank} got an error about rank {found['peer']}: {found['text']}"
         late = found["ended"] - since
-        assert late < patience.PROMPT_S, f"{what}: rank {rank} was told after {late:.1f} s"
+        assert late < patience.PROMPT_S, f"{what}: rank {rank} learned of it after {late:.1f} s"
 
 
 _KILLED = (
-    ("in the midst of long calls", 1),
+    ("in the middle of long calls", 1),
     ("in a barrier", 0),
     ("in recv from it", 2),
     ("in recv from another rank", 1),
@@ -74,7 +74,7 @@ _KILLED = (
 
 @check(chapter="death", needs="cpu clock processes")
 def check_killed(worlds: WorldMaker) -> None:
-    """A rank that is killed is named by a PeerLostError on every survivor at once, whatever they do."""
+    """A PeerLostError on every survivor names a killed rank at once, whatever the survivors do."""
     for name, victim in _KILLED[:1] if worlds.quick else _KILLED:
         with worlds.processes(_waits, 3, timeout_s=patience.LONG_S, name=name, victim=victim) as job:
             assert job.told("ready", 3), f"the ranks did not come out of their first barrier\n{job.whereabouts()}"
@@ -123,6 +123,6 @@ def _gives_up(group: Group) -> dict[str, Any] | None:
 
 @check(chapter="death", needs="cpu clock processes")
 def check_error(worlds: WorldMaker) -> None:
-    """Where the program of a process fails, every other that waits is woken, and told which."""
+    """If the program of a process fails, every other that waits wakes, and learns which."""
     with worlds.processes(_gives_up, 3, timeout_s=patience.LONG_S) as job:
         _look(job, 1, time.monotonic(), "AbortedError", "the program of rank 1 of 3 failed")

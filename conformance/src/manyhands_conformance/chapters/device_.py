@@ -85,7 +85,7 @@ def _in_order(group: Group) -> None:
     cupy = _cupy(group)
     size = group.world_size
     array = cupy.asarray(np.zeros(10_000, np.float32))
-    for turn in range(10):  # what is queued before a call is seen by it, and what is queued after it sees its result
+    for turn in range(10):  # a call sees work that is queued before it, and work that is queued after it sees its result
         array += turn
         array = group.all_reduce(array)
         array = array / size
@@ -113,13 +113,13 @@ def _differ(group: Group, odd: str) -> list[dict[str, Any]]:
 
 @check(chapter="device", needs="cuda")
 def check_mismatches(worlds: WorldMaker) -> None:
-    """Ranks that do not make the same call on GPUs are told so, all of them."""
+    """All ranks that do not make the same call on GPUs get an error."""
     size = _ranks(worlds)
     for odd in ("size", "dtype", "op"):
         for rank, outcome in enumerate(worlds.attempt(_differ, size, odd=odd)):
             assert not outcome.errors, f"{odd} differs: rank {rank} {outcome}"
             first = next((each for each in outcome.value if each["errors"]), None)
-            assert first is not None, f"{odd} differs on GPUs: rank {rank} was told nothing"
+            assert first is not None, f"{odd} differs on GPUs: rank {rank} got no error"
             assert "CollectiveMismatchError" in first["errors"], (
                 f"{odd} differs: rank {rank} got {first['errors'][0]}: {first['text']}"
             )

@@ -57,7 +57,7 @@ def _overlapping(group: Group) -> None:
         everybody = group.all_reduce_async(np.full(count, rank))
         for pair, work in works.items():
             same(work.wait(), np.full(count, 20 * pair[0] + sum(pair)), f"all_reduce of the pair {pair}")
-        same(everybody.wait(), np.full(count, sum(range(size))), "all_reduce of all ranks beside those of pairs")
+        same(everybody.wait(), np.full(count, sum(range(size))), "all_reduce of all ranks next to those of pairs")
     for made in groups.values():
         if made is not None:
             made.close()

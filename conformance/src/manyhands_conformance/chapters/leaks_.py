@@ -4,9 +4,9 @@ Other programs make files and use memory at the same time, so that only this cou
 
 - threads, descriptors and mapped segments of the process that is looked at: each one that was not there before, and not how many there are, since what ends
   meanwhile would hide what is left;
-- files in a temporary folder that nobody else knows: ``tempfile`` and ``TMPDIR`` lead there while the check lasts;
-- files in the folder of shared memory that the process itself has opened or mapped, whoever else makes some there;
-- the memory of the process, as its allocator tells it; see `manyhands_conformance.memory`.
+- files in a temporary folder that no other program knows: ``tempfile`` and ``TMPDIR`` lead there while the check lasts;
+- files in the folder of shared memory that the process itself has opened or mapped, even if other processes make some there;
+- the memory of the process, by its allocator; see `manyhands_conformance.memory`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
 _MIB = 1 << 20
-_SHARED = "/dev/shm"  # noqa: S108 - where segments with names are
+_SHARED = "/dev/shm"  # noqa: S108 - the folder of segments with names
 _MIB_EACH = 0.5
 """By how much each world, group or round of calls must grow a process to count as a leak."""
 _PARTS = 6
 _SLACK = 3
-"""How many pieces a process may keep for itself, whatever the number of worlds."""
+"""The pieces that a process may keep for itself, for any number of worlds."""
 
 _own_names: set[str] = set()
-"""What this process has opened or mapped in the folder of shared memory, since `_listen`."""
+"""The files that this process has opened or mapped in the folder of shared memory, since `_listen`."""
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def _listen() -> None:
 
 
 def _descriptors() -> Iterator[tuple[str, str]]:
-    """Yield the number of each descriptor of this process, and what it stands for; where the system does not tell, nothing."""
+    """Yield the number of each descriptor of this process, and its file; nothing if the system does not say."""
     folder = "/proc/self/fd"
     for number in os.listdir(folder) if os.path.isdir(folder) else ():  # noqa: PTH112, PTH208 - a Path for each takes its time
         with contextlib.suppress(OSError):  # that of the listing is closed by now
@@ -86,7 +86,7 @@ def _note() -> None:
 
 
 def _held() -> dict[str, set[Any]]:
-    """Return what this process and its temporary folder hold, each piece by what tells it from others."""
+    """Return the pieces of this process and its temporary folder, each by its identity."""
     gc.collect()
     _note()
     return {
@@ -100,7 +100,7 @@ def _held() -> dict[str, set[Any]]:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
-    """Let this process make its temporary files where no other program does. Ranks that are processes have such a folder from the start."""
+    """Let this process make its temporary files in a folder of its own. Ranks that are processes have such a folder from the start."""
     before, told = tempfile.tempdir, os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="mh-check-", ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = os.environ["TMPDIR"] = folder
@@ -115,11 +115,11 @@ def _own_folder() -> Iterator[None]:
 
 
 def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[], None] = lambda: None) -> str:
-    """Do something again and again; return in words what this process holds more of then, an empty text where it is nothing.
+    """Repeat an action; return words for the pieces of which this process then holds more, an empty text if there are none.
 
-    Memory must have grown in most parts of the time, and altogether but for the parts in which it grew most and least: what was there before may be freed only
-    now, and what ends in the background may not have ended. A burst in one part, or what the system moves from one kind to another, does not make a leak, and
-    what becomes free in one part hides none. ``meet`` keeps ranks together while they look.
+    Memory must have grown in most parts of the time, and altogether except for the parts in which it grew most and least: older memory may be freed only
+    now, and work in the background may not have ended. A burst in one part, or a move by the system from one kind to another, is not a leak, and
+    memory that becomes free in one part hides none. ``meet`` keeps ranks together while they look.
     """
     _listen()
     for _ in range(warm):
@@ -144,9 +144,9 @@ def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[]
 
 
 def _grown(before: dict[str, set[Any]], times: int) -> list[str]:
-    """Return in words of what there is more than some that was not there before, and does not go as long as a busy machine may take for that."""
+    """Return words for the new pieces beyond the allowed ones that do not go away within the time that a busy machine may need."""
     slack = min(_SLACK, times / 2)
-    limit = time.monotonic() + patience.PROMPT_S  # less than the timeout of the others, who wait in `meet`
+    limit = time.monotonic() + patience.PROMPT_S  # less than the timeout of the others, which wait in `meet`
     while True:
         after = _held()
         grown = [f"{len(after[what] - held)} {what}" for what, held in before.items() if len(after[what] - held) > slack]
@@ -167,7 +167,7 @@ def _traffic(group: Group) -> None:
 
 
 def _joins(group: Group, warm: int, times: int) -> str:
-    """Make groups one after the other; return what has grown in this process."""
+    """Make groups one after the other; return the growth of this process."""
     group.close()
 
     def action() -> None:
@@ -186,7 +186,7 @@ def _once(group: Group) -> None:
 
 
 def _check(worlds: WorldMaker, program: Callable[..., str], warm: int, times: int, what: str) -> None:
-    """Run a program that looks for leaks on two ranks, and again where it finds one: a leak goes on."""
+    """Run a program that looks for leaks on two ranks, and again if it finds one: a leak continues."""
     for last in (False, True):
         if worlds.has_threads:  # in a world that does not outlive the folder
             with _own_folder():
@@ -201,7 +201,7 @@ def _check(worlds: WorldMaker, program: Callable[..., str], warm: int, times: in
 
 
 def _check_threads(action: Callable[[], None], times: int, what: str) -> None:
-    """Do likewise with what makes worlds whose ranks are threads of this process."""
+    """Do likewise with code that makes worlds whose ranks are threads of this process."""
     with _own_folder():
         grown = _repeat(action, 4, times) and _repeat(action, 4, times)
     assert not grown, f"after {times} {what} this process, it holds more: {grown}"
@@ -234,7 +234,7 @@ def _splits(group: Group, warm: int, times: int) -> str:
 
 @check(chapter="leaks")
 def check_groups(worlds: WorldMaker) -> None:
-    """Groups that were closed hold nothing, though the world goes on."""
+    """Closed groups hold nothing, though the world continues."""
     _check(worlds, _splits, 4, 6 if worlds.quick else 30, "groups made by split and closed")
 
 

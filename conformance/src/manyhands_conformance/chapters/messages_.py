@@ -49,7 +49,7 @@ def _dtypes(group: Group) -> None:
 
 @check(chapter="messages")
 def check_dtype_and_shape_travel(worlds: WorldMaker) -> None:
-    """Who receives need not know dtype and shape."""
+    """The receiver need not know dtype and shape."""
     worlds.run(_dtypes, 2)
 
 
@@ -145,7 +145,7 @@ def _strided(group: Group) -> None:
             group.sendrecv(laid, 1 - rank, 1 - rank, out=out)
             same(out.copy(), np.ascontiguousarray(expected), "sendrecv into an array with strides")
             out[...] = -1
-            assert (whole == -1).all(), "sendrecv wrote beside its out="
+            assert (whole == -1).all(), "sendrecv wrote outside of its out="
 
 
 @check(chapter="messages")
@@ -157,7 +157,7 @@ def check_every_layout(worlds: WorldMaker) -> None:
 def _self_and_nobody(group: Group) -> list[object]:
     rank = group.rank
     same(group.sendrecv(bits(rank, 9), rank, rank), bits(rank, 9), "sendrecv with oneself")
-    assert group.recv(None) is None, "recv from nobody"
+    assert group.recv(None) is None, "recv from no rank"
     group.send(np.ones(3), None)
     ended = [ending(lambda: group.send(np.ones(3), rank)), ending(lambda: group.recv(rank)), ending(lambda: group.recv(99))]
     group.barrier()
@@ -166,7 +166,7 @@ def _self_and_nobody(group: Group) -> list[object]:
 
 @check(chapter="messages")
 def check_self_and_nobody(worlds: WorldMaker) -> None:
-    """A rank cannot send to itself, and nothing goes to nobody; the group stays usable."""
+    """A rank cannot send to itself, and nothing is sent to no rank; the group stays usable."""
     for errors in worlds.run(_self_and_nobody, 2):
         kinds = [each[0] if each else None for each in errors]
         assert kinds == ["SelfSendError", "SelfSendError", "InvalidRankError"], kinds
@@ -219,7 +219,7 @@ def _free(group: Group) -> None:
 
 @check(chapter="messages")
 def check_memory_is_free(worlds: WorldMaker) -> None:
-    """When a call returns, its input may be written to, and whoever receives later gets what it was."""
+    """When a call returns, its input may be written to, and a later receiver gets the old content."""
     worlds.run(_free, 3)
 
 

@@ -1,4 +1,4 @@
-"""Ranks that do not make the same call: every rank is told."""
+"""Ranks that do not make the same call: every rank gets an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
 Words = tuple[str, dict[str, Any]]
-"""A call: its name, and what is special about it: count, shape, dtype, and the method's own arguments."""
+"""A call: its name, and its special properties: count, shape, dtype, and the method's own arguments."""
 
 
 def _call(group: Group, words: Words) -> None:
@@ -93,12 +93,12 @@ def _check_kinds(worlds: WorldMaker, names: list[str], who: int) -> None:
             what = f"a mismatch ({name}, on rank {who} of 3): rank {rank}"
             assert not outcome.errors, f"{what} {outcome}"
             first = next((each for each in outcome.value[0] if each["errors"]), None)
-            assert first is not None, f"{what} was told nothing, neither by this call nor by a barrier after it"
+            assert first is not None, f"{what} got no error, neither by this call nor by a barrier after it"
             assert "CollectiveMismatchError" in first["errors"], (
-                f"{what} got {first['errors'][0]}, and not CollectiveMismatchError: {first['text']}"
+                f"{what} got {first['errors'][0]} instead of CollectiveMismatchError: {first['text']}"
             )
             assert worlds.lacks("clock") or first["took_s"] < patience.PROMPT_S, (
-                f"{what} was told after {first['took_s']:.1f} s"
+                f"{what} learned of it after {first['took_s']:.1f} s"
             )
 
 
@@ -137,7 +137,7 @@ def check_messages(worlds: WorldMaker) -> None:
         for rank, outcome in enumerate(outcomes):
             assert not outcome.errors, f"{what}: rank {rank} {outcome}"
             first = next((each for each in outcome.value if each["errors"]), None)
-            assert first is not None, f"{what}: rank {rank} was told nothing"
+            assert first is not None, f"{what}: rank {rank} got no error"
             assert "CollectiveMismatchError" in first["errors"], (
                 f"{what}: rank {rank} got {first['errors'][0]}: {first['text']}"
             )

@@ -1,4 +1,4 @@
-"""Speed: calls take a sane share of what this machine can do, measured in the same run. No absolute time is promised."""
+"""Speed: calls reach a sane share of the speed of this machine, measured in the same run. No absolute time is promised."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TRIES = 5
 """How often a backend is looked at: one call of hundreds that nothing disturbed is enough."""
 _LONG = 1 << 20
 _BUSY_S = 0.15
-"""How much processor time a thread uses up while a rank waits: as long as a rank that is busy gets as much, however much else the machine has to do."""
+"""The processor time that a thread may use up while a rank waits: a busy rank gets as much, however busy the machine is."""
 _MEMORY = bytes(1 << 18)
 _IDLE_SHARE = 0.2
 """Which share of that a rank that waits may use: it may poll for a moment first."""
 
 
 def _best(action: Callable[[], object], times: int) -> float:
-    """Return how long the shortest of many calls takes, in seconds: what disturbs a machine makes it slower, never faster."""
+    """Return the time of the shortest of many calls, in seconds: disturbances make a machine slower, never faster."""
     took = []
     for _ in range(_ROUNDS * times):
         began = time.perf_counter()
@@ -45,7 +45,7 @@ def _receive(own: socket.socket, memory: memoryview) -> None:
 
 
 class _Echo:
-    """A pair of sockets, and a thread that sends back what comes."""
+    """A pair of sockets, and a thread that sends everything back."""
 
     def __init__(self, nbytes: int) -> None:
         self._near, self._far = socket.socketpair()
@@ -74,7 +74,7 @@ class _Echo:
 
 
 class _Turns:
-    """Two threads that take turns, each of which yields the processor until it is its turn: how busy the machine is with something else."""
+    """Two threads that take turns, each of which yields the processor until it is its turn: a measure of other load on the machine."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -149,7 +149,7 @@ def check_share(worlds: WorldMaker) -> None:
             before = best.get(name, (took, limit))
             best[name] = min(took, before[0]), min(limit, before[1])
         slow = [
-            f"{name}: {took * 1e6:.0f} us, and two plain threads need {limit * 1e6:.0f} us"
+            f"{name}: {took * 1e6:.0f} us, but two plain threads need {limit * 1e6:.0f} us"
             for name, (took, limit) in best.items()
             if took > _SHARE * limit
         ]

@@ -20,7 +20,7 @@ _TRIES = 5
 
 
 def _on_threads(bodies: Sequence[Callable[[], None]]) -> None:
-    """Run functions on threads of this rank; raise what the first of them raised."""
+    """Run functions on threads of this rank; raise the exception of the first of them."""
     raised: list[BaseException] = []
 
     def live(body: Callable[[], None]) -> None:
@@ -166,6 +166,6 @@ def check_one_waits_while_another_talks(worlds: WorldMaker) -> None:
         if beside < 4 * alone + 0.15 * _TURNS:
             return
     raise AssertionError(
-        f"{_TURNS} messages there and back took {beside:.2f} s while another thread waited in recv, and {alone:.2f} s without it: "
+        f"{_TURNS} messages there and back took {beside:.2f} s while another thread waited in recv, but {alone:.2f} s without it: "
         "wait() of one thread must not keep out that of another"
     )

@@ -1,4 +1,4 @@
-"""The bare transport: what core relies on, and no call of a group shows by itself.
+"""The bare transport: promises on which core relies, and that no call of a group shows by itself.
 
 Each program opens a channel of its own on the backend of its group, far above those that core opens.
 """
@@ -60,7 +60,7 @@ def _payload(number: int, source: int, nbytes: int) -> memoryview:
 
 
 class _Room:
-    """Memory for a message, and a little beside it that nobody may touch."""
+    """Memory for a message, and a little next to it that must not be touched."""
 
     def __init__(self, nbytes: int) -> None:
         self._whole = bytearray(_GUARD + bytes(nbytes) + _GUARD)
@@ -87,7 +87,7 @@ def _wait(transport: Transport, transfers: Sequence[Transfer], timeout_s: float)
         raise AssertionError(
             f"none of {len(pending)} transfers was done within {timeout_s:g} s; they moved {moved} bytes meanwhile"
         ) from None
-    assert any(each.done for each in pending), "wait() returned, and none of its transfers is done"
+    assert any(each.done for each in pending), "wait() returned, but none of its transfers is done"
 
 
 def _finish(transport: Transport, *transfers: Transfer, timeout_s: float | None = None) -> None:
@@ -105,7 +105,7 @@ def _becomes(condition: Callable[[], bool], patience_s: float) -> bool:
 
 
 def _fail(group: Group) -> None:
-    """Let the job fail on all ranks, as it does where core is told what this rank was told."""
+    """Let the job fail on all ranks, as it does when core learns what this rank learned."""
     ending(lambda: group.barrier(timeout_s=patience.SHORT_S))  # to which no other rank comes
 
 
@@ -122,7 +122,7 @@ def _to_all(group: Group, channel: int) -> None:
             _finish(transport, *receives, *sends)
         except HeaderMismatch as other:
             came = bytes(other.header).rstrip(b"\0").decode(errors="replace") or "another message"
-            raise AssertionError(f"message {number} of rank {other.peer} was expected, and {came} came") from None
+            raise AssertionError(f"message {number} of rank {other.peer} was expected, but {came} came") from None
         for peer, room in rooms.items():
             room.look(number, peer)
         assert all(each.done for each in (*receives, *sends)), f"`done` of a message of {nbytes} bytes became False again"
@@ -230,22 +230,20 @@ def _last_first(group: Group, channel: int) -> None:
         room = _Room(9)
         _finish(
             transport, transport.recv(0, _header(0, 0), room.payload), timeout_s=2 * patience.TIMEOUT_S
-        )  # rank 0 is to be told first
+        )  # rank 0 must learn first
     _finish(transport, transport.send(0, _header(0, group.rank), _payload(0, group.rank, 9)))
 
 
 @check(chapter="transport")
 def check_waits_for_all(worlds: WorldMaker) -> None:
-    """A wait lets all of its transfers go on, and ends by whichever is done first."""
+    """A wait lets all of its transfers make progress, and ends when the first is done."""
     worlds.run(_last_first, 3, channel=_new_channel())
 
 
 def _times_out(transport: Transport, transfer: Transfer, what: str) -> None:
-    """Wait for what cannot be done yet."""
+    """Wait for a transfer that cannot be done yet."""
     outcome, error = outcome_of(lambda: transport.wait([transfer], Deadline(patience.SHORT_S)))
-    assert isinstance(error, TimeoutError), (
-        f"a wait of {patience.SHORT_S} s for {what} {outcome}, and expected was TimeoutError"
-    )
+    assert isinstance(error, TimeoutError), f"a wait of {patience.SHORT_S} s for {what} {outcome}; expected TimeoutError"
     assert 0.9 * patience.SHORT_S <= outcome.took_s < patience.SHORT_S + patience.PROMPT_S, (
         f"a wait of {patience.SHORT_S} s for {what} ended after {outcome.took_s:.3f} s"
     )
@@ -258,8 +256,8 @@ def _again(group: Group, channel: int) -> None:
             room = _Room(nbytes)
             receive = transport.recv(1, _header(number, 1), room.payload)
             for _ in range(2):
-                _times_out(transport, receive, "what was not sent yet")
-                assert not receive.done, "a receive of what was not sent yet is done"
+                _times_out(transport, receive, "a message that was not sent yet")
+                assert not receive.done, "a receive is done before the send"
             group.send(np.ones(1), 1)
             _finish(transport, receive)
             room.look(number, 1)
@@ -279,7 +277,7 @@ def _again(group: Group, channel: int) -> None:
 
 @check(chapter="transport", needs="cpu clock")
 def check_timeout(worlds: WorldMaker) -> None:
-    """A wait ends at its deadline with TimeoutError, and a later one goes on with the same transfers."""
+    """A wait ends at its deadline with TimeoutError, and a later one continues with the same transfers."""
     worlds.run(_again, 2, channel=_new_channel())
 
 
@@ -325,11 +323,11 @@ def _unexpected(group: Group, channel: int, sent: int, expected: int) -> Any:
 
         def send() -> None:
             transfer = transport.send(0, _header(1, 1), _payload(1, 1, sent))
-            if not transfer.done:  # it may never be, and what is waited for moves
+            if not transfer.done:  # it may never be done, and only awaited transfers move
                 transport.wait([transfer], Deadline(1.0))
 
         outcome, error = outcome_of(send)
-        assert isinstance(error, TimeoutError | LinkLost | None), f"the send that nobody expected {outcome}"
+        assert isinstance(error, TimeoutError | LinkLost | None), f"the unexpected send {outcome}"
         return None
 
     def receive() -> None:
@@ -339,16 +337,16 @@ def _unexpected(group: Group, channel: int, sent: int, expected: int) -> Any:
     outcome, error = outcome_of(receive)
     _fail(group)
     what = f"rank 1 sent {sent} bytes with another header than rank 0 expected for {expected} bytes: rank 0"
-    assert isinstance(error, HeaderMismatch), f"{what} {outcome}, and expected was HeaderMismatch"
-    assert error.peer == 1, f"{what} was told of rank {error.peer}"
+    assert isinstance(error, HeaderMismatch), f"{what} {outcome}; expected HeaderMismatch"
+    assert error.peer == 1, f"{what} got an error about rank {error.peer}"
     header = bytes(error.header)
-    assert _header(1, 1).startswith(header), f"{what} was told of the header {header!r}, and {_header(1, 1)!r} came"
+    assert _header(1, 1).startswith(header), f"{what} got the header {header!r}, but {_header(1, 1)!r} came"
     return None
 
 
 @check(chapter="transport", needs="cpu clock")
 def check_header_mismatch(worlds: WorldMaker) -> None:
-    """A message with another header is a HeaderMismatch with the header that came, whatever its length."""
+    """A message with another header is a HeaderMismatch with the header that came, for any length."""
     cases = ((9, 9), (0, 1 << 20), (1 << 20, 0), (_LONG, _LONG), (9, 0))
     each = [{"channel": _new_channel(), "sent": sent, "expected": expected} for sent, expected in cases]
     few = each if worlds.has_threads and not worlds.quick else each[: 2 if worlds.has_threads else 1]
@@ -383,19 +381,19 @@ def _lost(group: Group, channel: int, watcher: int) -> dict[str, Any] | None:
 
 @check(chapter="transport", needs="cpu clock")
 def check_lost_rank(worlds: WorldMaker) -> None:
-    """Where the connection to a rank breaks, LinkLost names that rank, and none of its messages is done."""
+    """If the connection to a rank breaks, LinkLost names that rank, and none of its messages is done."""
     for watcher in (0, 2) if worlds.has_threads else (0,):
         outcome = worlds.attempt(_lost, 3, timeout_s=patience.LONG_S, channel=_new_channel(), watcher=watcher)[watcher]
         what = f"rank 1 of 3 left, and rank {watcher} waited for it and for rank {2 - watcher}: it"
         assert not outcome.errors, f"{what} {outcome}"
         found = outcome.value
-        assert not found["value"], f"{what} was told that a message came, which nobody sent"
-        # Who cannot see that a peer is lost need not.
+        assert not found["value"], f"{what} learned of a message that no rank sent"
+        # A transport that cannot see that a peer is lost need not.
         assert {"LinkLost", "TimeoutError"}.intersection(found["errors"]), (
-            f"{what} got {found['errors'][:1] or 'no error'}, and not LinkLost: {found['text']}"
+            f"{what} got {found['errors'][:1] or 'no error'} instead of LinkLost: {found['text']}"
         )
         assert "LinkLost" not in found["errors"] or found["peer"] == 1, (
-            f"{what} was told of rank {found['peer']}: {found['text']}"
+            f"{what} got an error about rank {found['peer']}: {found['text']}"
         )
 
 
@@ -417,7 +415,7 @@ def _wakes(group: Group, channel: int) -> list[dict[str, Any]]:
     thread = threading.Thread(target=contextvars.copy_context().run, args=(lambda: found.append(ending(wait)),), daemon=True)
     thread.start()
     begins.wait()
-    time.sleep(patience.SHORT_S)  # for it to be in the midst of it
+    time.sleep(patience.SHORT_S)  # for it to be in the middle of it
     ends = [ending(_backend(group).abort)]
     thread.join(patience.TIMEOUT_S + patience.PROMPT_S)
     assert not thread.is_alive(), "a wait in another thread ended neither by Backend.abort nor at its deadline"
@@ -433,7 +431,7 @@ def check_abort_wakes(worlds: WorldMaker) -> None:
     assert not outcome.errors, str(outcome)
     waited, *ends = outcome.value
     assert "LinkLost" in waited["errors"], (
-        f"a wait in another thread got {waited['errors'][:1] or 'no error'} from Backend.abort, and not LinkLost: {waited['text']}"
+        f"a wait in another thread got {waited['errors'][:1] or 'no error'} from Backend.abort instead of LinkLost: {waited['text']}"
     )
     assert waited["took_s"] < patience.PROMPT_S, f"a wait in another thread was woken {waited['took_s']:.1f} s after it began"
     for name, end in zip(("abort", "close", "close a second time"), ends, strict=True):
@@ -470,12 +468,12 @@ def _afterwards(group: Group, channels: Sequence[int]) -> dict[str, dict[str, An
 
 @check(chapter="transport")
 def check_after_the_end(worlds: WorldMaker) -> None:
-    """After Backend.abort and after close, what is still called ends at once, and raises nothing but LinkLost."""
+    """After Backend.abort and after close, later calls end at once, and raise nothing but LinkLost."""
     outcome = worlds.attempt(_afterwards, 2, timeout_s=patience.LONG_S, channels=[_new_channel(), _new_channel()])[0]
     assert not outcome.errors, str(outcome)
     for what, found in outcome.value.items():
         kind = found["errors"][:1] or "no error"
-        # Nothing is lost where connect has nothing to do, and where a send that nobody receives is done.
+        # Nothing is lost if connect has nothing to do, and if a send that no rank receives is done.
         assert "LinkLost" in found["errors"] or (not found["errors"] and not what.startswith("recv")), (
-            f"{what} got {kind}, and expected was LinkLost: {found['text']}"
+            f"{what} got {kind}; expected LinkLost: {found['text']}"
         )

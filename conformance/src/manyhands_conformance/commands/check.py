@@ -45,8 +45,8 @@ def check(
 ) -> None:
     """Check that a backend keeps the contract of manyhands.
 
-    Ends with exit code 0 where it does, and 1 where a check failed. Checks are skipped only for what the backend declares in its spec.
-    Ctrl-C ends it with what was found so far.
+    Ends with exit code 0 if it does, and 1 if a check failed. Checks are skipped only if the backend declares a lack in its spec.
+    Ctrl-C ends it with the results so far.
     """
     from manyhands_conformance.registry import choose
 
@@ -76,12 +76,12 @@ def check(
         if file is not None:
             _write(file, text)
     print(as_json(report) if json_file == "-" else as_text(report), flush=True)
-    fault = worlds.rest(1.0) if report.left else worlds.rest()  # after the report: what hangs takes its time
+    fault = worlds.rest(1.0) if report.left else worlds.rest()  # after the report: a hanging world takes its time
     if fault:
         print(f"\nat the end: {fault}", file=sys.stderr)
     code = 128 + signal.SIGINT if report.left else 0 if report.conforms and not fault else 1
     if has_stuck_threads():
-        # What a broken backend holds for ever must not keep the process.
+        # A world that a broken backend holds forever must not keep the process.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -96,7 +96,7 @@ def _write(file: Path, text: str) -> None:
 
 
 class _Progress:
-    """A line on a terminal that says what runs; with ``verbose``, a line for each check, wherever it goes."""
+    """A line on a terminal with the running check; with ``verbose``, a line for each check, on any output."""
 
     def __init__(self, total: int, *, verbose: bool) -> None:
         from rich.console import Console

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the backend.", show_default=False)],
     folder: Annotated[
-        Path | None, typer.Option(help="Where to write; manyhands-NAME without one.", metavar="DIR", show_default=False)
+        Path | None, typer.Option(help="The folder to write to; manyhands-NAME by default.", metavar="DIR", show_default=False)
     ] = None,
 ) -> None:
     """Write a new distribution manyhands-NAME: a backend that works and conforms, with its tests.

@@ -1,1 +1,1 @@
-"""From what users give to memory that can be sent, and back: dtypes, reductions, the libraries of arrays."""
+"""From users' values to memory that can be sent, and back: dtypes, reductions, the libraries of arrays."""

@@ -1,4 +1,4 @@
-"""From what a call is given to the memory that it works on, and from its result to what the caller gets: an array of the same library."""
+"""Turn a call's arguments into memory that it works on, and its result into an array of the caller's library."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ __all__ = ["Give", "Memory", "Taken", "Taking", "fill", "staged"]
 Memory = Array | DeviceArray
 
 Give = Callable[[Any], Any]
-"""Turns the memory of a result into what the caller gets."""
+"""Turns the memory of a result into an array for the caller."""
 
 Taken = tuple[Memory, Memory | None, Give | None]
-"""The memory of the input and of ``out``, where that is given, and what gives the result back; None where it is given back as it is."""
+"""The memory of the input, the memory of ``out`` if given, and a function that returns the result to the caller; None for the result as it is."""
 
 
 class Taking:
-    """What becomes of the arrays that calls are given.
+    """Turns the arrays that calls are given into memory.
 
     Parameters
     ----------
     serves_devices
         Whether the group moves device memory.
     why
-        Words that say what the reason is where it does not.
+        Words for the reason if it does not.
     fallback
-        ``"host"`` where arrays on GPUs may be copied through the host's memory instead; else ``"error"``.
+        ``"host"`` if arrays on GPUs may be copied through the host's memory instead; otherwise ``"error"``.
     """
 
     def __init__(self, *, serves_devices: bool, fallback: str, why: str = "") -> None:
@@ -73,27 +73,27 @@ class Taking:
         if not isinstance(source, DeviceArray):
             if isinstance(target, DeviceArray):
                 raise LayoutError(
-                    f"out= is on a GPU, and the array, a {type(array).__name__}, is not: give both in the same memory"
+                    f"out= is on a GPU, but the array, a {type(array).__name__}, is not: give both in the same memory"
                 )
             if target is not None:
                 return source, target, (None if target is out else lambda _: out)
             return source, None, (None if library is None else lambda result: library.give(result, array))
         if target is not None and not isinstance(target, DeviceArray):
             raise LayoutError(
-                f"out= is not on a GPU, and the array, a {type(array).__name__}, is: give both in the same memory"
+                f"out= is not on a GPU, but the array, a {type(array).__name__}, is: give both in the same memory"
             )
         if not self._serves_devices:
             self.stage(operation, source.nbytes, type(array).__name__)
         if self._serves_devices or may_stage_later:
             if self._serves_devices and target is not None and target.device != source.device:
                 raise LayoutError(
-                    f"out= is on device {target.device}, and the array on device {source.device}: give both on one"
+                    f"out= is on device {target.device}, but the array is on device {source.device}: give both on one device"
                 )
             return source, target, (lambda result: result.library.give_device(result, array)) if out is None else lambda _: out
         return staged(source, target, lambda result: out if target is not None else result.library.give_device(result, array))
 
     def receiving(self, operation: str, out: Any) -> tuple[Memory | None, Give | None]:
-        """Return the memory to receive into, and what gives the result back, for a call without an input; raises the same
+        """Return the memory to receive into, and a function that returns the result, for a call without an input; raises the same
         errors.
         """
         target = None if out is None else self.target(out)
@@ -112,15 +112,15 @@ class Taking:
         return new_array(target.shape, target.dtype), give
 
     def target(self, out: Any) -> Memory | None:
-        """Return the memory that a result is to go to; None where none is given."""
+        """Return the memory of ``out``; None if it is not given."""
         library = library_of(out)
         return out if library is None else library.write(out)
 
     def stage(self, operation: str, nbytes: int, what: str) -> None:
-        """Warn that arrays on GPUs go through the host's memory, once for each operation; refuse that where the config does not allow it."""
+        """Warn that arrays on GPUs go through the host's memory, once for each operation; raise an error if the config does not allow it."""
         if self._fallback != "host":
             raise UnsupportedError(
-                f"{operation} was given a {what} on a GPU, and this backend moves host memory{self._why}: {WAYS_OUT}"
+                f"{operation} was given a {what} on a GPU, but this backend moves only host memory{self._why}: {WAYS_OUT}"
             )
         if operation in self._warned:
             return
@@ -130,11 +130,11 @@ class Taking:
             GpuFallbackWarning,
             stacklevel=_level(),
         )
-        self._warned.add(operation)  # not where the program makes an error of the warning
+        self._warned.add(operation)  # skipped if the program turns the warning into an error
 
 
 def _level() -> int:
-    """Return how many calls above the caller the program's own line is."""
+    """Return the number of calls between the caller and the program's own line."""
     level, frame = 1, sys._getframe(1)
     found = program_frame(frame)
     while frame is not found and frame.f_back is not None:
@@ -143,16 +143,14 @@ def _level() -> int:
 
 
 def staged(source: DeviceArray, target: DeviceArray | None, give: Give | None) -> tuple[Array, Array | None, Give]:
-    """Return the host's memory that stands for an array on a GPU, and for ``out``, and what makes of a result in it what the caller gets.
+    """Return host memory for an array on a GPU and for ``out``, and a function that turns a result in it into an array for the caller.
 
-    ``give`` does so with one on the GPU. The host waits for the copies.
+    ``give`` does the same with a result on the GPU. The host waits for the copies.
     """
     library, device = source.library, source.device
     host = library.to_host(source)
     if target is not None:
-        target.library.synchronize(
-            target.device
-        )  # what its stream has queued comes before the result, wherever that is copied from
+        target.library.synchronize(target.device)  # the work queued on its stream comes before the result, from any memory
 
     def finished(result: Array) -> Any:
         made = target

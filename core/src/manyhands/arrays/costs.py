@@ -1,4 +1,4 @@
-"""How large the pieces are in which an array on a GPU goes through the host's memory: a model of what a piece costs.
+"""Choose the size of the pieces in which an array on a GPU goes through the host's memory, by a model of the cost of a piece.
 
 A piece is copied to the host, moved between the ranks, and copied back. The three overlap for pieces that follow each other, so that a call of
 k pieces lasts as long as one piece, and k - 1 times as long as the slowest of the three: see docs/gpus.md, "Through the host".
@@ -16,21 +16,21 @@ MOST_PIECE_BYTES: int = 1 << 24
 
 _LEAST_PIECE_BYTES = 1 << 16
 _COPY_LATENCY_S = 20e-6
-"""What it takes to queue a copy and to see its end, beside what its bytes take."""
+"""The time to queue a copy and to see its end, without the time for its bytes."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What copies and calls cost.
+    """The cost of copies and calls.
 
     Parameters
     ----------
     latency_s
-        Seconds that a call between the ranks takes beside its bytes.
+        Seconds that a call between the ranks takes, without the time for its bytes.
     move_bytes_per_s
-        The bytes that a call sends and reduces in a second.
+        Bytes that a call sends and reduces in a second.
     copy_bytes_per_s
-        The bytes that are copied between a GPU and pinned memory in a second, in one direction.
+        Bytes that are copied between a GPU and pinned memory in a second, in one direction.
     """
 
     latency_s: float
@@ -38,7 +38,7 @@ class Costs:
     copy_bytes_per_s: float
 
     def seconds(self, nbytes: int, piece: int) -> float:
-        """Return what a call on so many bytes takes in pieces of so many."""
+        """Return the seconds that a call on ``nbytes`` takes in pieces of ``piece`` bytes."""
         count = -(-nbytes // piece)
         copy = _COPY_LATENCY_S + piece / self.copy_bytes_per_s
         move = self.latency_s + piece / self.move_bytes_per_s
@@ -47,9 +47,9 @@ class Costs:
 
 @lru_cache(maxsize=256)
 def piece_bytes(costs: Costs, nbytes: int) -> int:
-    """Return how many bytes a piece of ``nbytes`` has by which a call is over the soonest; ``nbytes`` where that is in one piece.
+    """Return the size in bytes of the pieces that end a call soonest; ``nbytes`` if a single piece does.
 
-    All ranks with the same costs find the same.
+    All ranks with the same costs find the same size.
     """
     best, least = nbytes, costs.seconds(nbytes, nbytes)
     piece = _LEAST_PIECE_BYTES

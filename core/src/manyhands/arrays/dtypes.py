@@ -1,4 +1,4 @@
-"""Which dtypes travel, and which reductions each of them has."""
+"""The dtypes that can travel between ranks, and the reductions of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 OpLike = str | np.ufunc | Function | Op
-"""What users give as ``op=``: a name, a binary NumPy ufunc, a function of two arrays, or an `Op`."""
+"""The value of ``op=``: a name, a binary NumPy ufunc, a function of two arrays, or an `Op`."""
 
 _NUMPY_NAMES = (
     "bool",
@@ -47,23 +47,31 @@ _ML_NAMES = (
 _BY_NAME = {name: code for code, name in enumerate((*_NUMPY_NAMES, *_ML_NAMES), start=1)}
 _NAMES = {code: name for name, code in _BY_NAME.items()}
 CODES: dict[np.dtype[Any], int] = {np.dtype(name): _BY_NAME[name] for name in reversed(_NUMPY_NAMES)}
-"""The codes of NumPy's own dtypes, for who asks in the way of a call; `dtype_code` knows those of all."""
+"""The codes of NumPy's own dtypes, for fast look-ups during a call; `dtype_code` knows the codes of all dtypes."""
 _STRUCTURED = 128
-"""The code of all structured dtypes; `fields_of` tells them apart."""
+"""The code of all structured dtypes; `fields_of` distinguishes them."""
 
 _Fields = tuple[int, tuple[tuple[str, int, int, tuple[int, ...]], ...]]
-"""The bytes of an element; and for each field its name, its code, where it begins, and its shape."""
+"""The bytes of an element; and for each field its name, its code, its offset, and its shape."""
 _fields_decoder: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
 
 _KINDS = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
 _ANY = frozenset({"bool", "integer", "float", "complex"})
 _OPS: dict[str, tuple[np.ufunc, frozenset[str], str]] = {
-    # name: the ufunc, the kinds of dtype that have it, and what to do for the others
+    # name: the ufunc, the kinds of dtype that have it, and advice for the other kinds
     "sum": (np.add, frozenset({"integer", "float", "complex"}), 'use op="or", or count with x.astype("int64")'),
     "mean": (np.add, frozenset({"float", "complex"}), 'convert first, with x.astype("float64"), or use op="sum" and divide'),
     "product": (np.multiply, frozenset({"integer", "float", "complex"}), 'use op="and"'),
-    "min": (np.minimum, _ANY - {"complex"}, "complex numbers have no order; reduce abs(x), or real and imaginary parts apart"),
-    "max": (np.maximum, _ANY - {"complex"}, "complex numbers have no order; reduce abs(x), or real and imaginary parts apart"),
+    "min": (
+        np.minimum,
+        _ANY - {"complex"},
+        "complex numbers have no order; reduce abs(x), or the real and imaginary parts separately",
+    ),
+    "max": (
+        np.maximum,
+        _ANY - {"complex"},
+        "complex numbers have no order; reduce abs(x), or the real and imaginary parts separately",
+    ),
     "and": (np.bitwise_and, frozenset({"bool", "integer"}), "bitwise reductions need a bool or integer dtype"),
     "or": (np.bitwise_or, frozenset({"bool", "integer"}), "bitwise reductions need a bool or integer dtype"),
     "xor": (np.bitwise_xor, frozenset({"bool", "integer"}), "bitwise reductions need a bool or integer dtype"),
@@ -72,7 +80,7 @@ OP_NAMES: tuple[str, ...] = (*_OPS, *LOCATING)
 """The names that ``op=`` takes."""
 
 _UFUNC_NAMES = {ufunc.__name__: name for name, (ufunc, _, _) in _OPS.items() if name != "mean"}
-# What takes one array, and is easily given for what takes two.
+# Functions of one array, which are easily mistaken for functions of two.
 _OF_ONE_ARRAY: frozenset[object] = frozenset({sum, min, max, np.sum, np.mean, np.prod, np.min, np.max, np.argmin, np.argmax})
 # Results of these would depend on how the ranks are paired, which no caller can want.
 _NOT_ASSOCIATIVE = frozenset(
@@ -110,15 +118,17 @@ def check_dtype(dtype: np.dtype[Any]) -> int:
     if dtype.hasobject:
         reason = "it holds Python objects, and manyhands never pickles"
     elif not dtype.isnative:
-        reason = 'its bytes are not in this machine\'s order; use x.astype(x.dtype.newbyteorder("="))'
+        reason = 'its byte order is not this machine\'s; use x.astype(x.dtype.newbyteorder("="))'
     elif dtype.names is not None:
-        reason = "of a structured dtype every field must be of a numeric dtype, or an array of one; send its fields one by one"
+        reason = (
+            "every field of a structured dtype must have a numeric dtype, or be an array of one; send its fields one by one"
+        )
     elif dtype.kind in "mM":
-        reason = 'times have no wire format; send x.view("int64")'
+        reason = 'times cannot be sent as they are; send x.view("int64")'
     elif dtype.kind in "US":
-        reason = "it holds text"
+        reason = "it holds text; send it with broadcast_object() or send_object()"
     else:
-        reason = "it is none of NumPy's numeric dtypes"
+        reason = "it is not one of NumPy's numeric dtypes"
     raise DTypeError(f"an array of dtype {dtype} cannot travel between ranks: {reason}")
 
 
@@ -141,7 +151,7 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 @lru_cache(maxsize=256)
 def fields_of(dtype: np.dtype[Any]) -> bytes:
-    """Return what tells a structured dtype from others, beside its code; empty for any other, and for one that cannot travel."""
+    """Return bytes that distinguish structured dtypes with the same code; empty for other dtypes, and for one that cannot travel."""
     fields: list[tuple[str, int, int, tuple[int, ...]]] = []
     described: Mapping[str, Any] = dtype.fields or {}
     for name in dtype.names or ():
@@ -183,14 +193,14 @@ def _structured(fields: bytes) -> np.dtype[Any] | None:
 
 
 def dtype_name(code: int, fields: bytes = b"") -> str:
-    """Return the name of a wire code and `fields_of`, for messages to people."""
+    """Return the name of a wire code and `fields_of`, for messages."""
     if code == _STRUCTURED:
         return str(_structured(fields) or "structured")
     return _NAMES.get(code, f"dtype code {code}")
 
 
 def resolve_op(op: OpLike, dtype: np.dtype[Any], sample: npt.NDArray[Any] | None = None) -> Reduction:
-    """Return the reduction that ``op`` means for ``dtype``; a function of the user's is tried on ``sample`` when it first comes.
+    """Return the reduction that ``op`` means for ``dtype``; a user's function is tried on ``sample`` at its first use.
 
     Raises
     ------
@@ -209,14 +219,14 @@ def resolve_op(op: OpLike, dtype: np.dtype[Any], sample: npt.NDArray[Any] | None
 
 
 def identity_of(op: OpLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return what a reduction leaves every element unchanged with, shape ().
+    """Return the identity of a reduction, the element that leaves every other unchanged, with shape ().
 
     Raises
     ------
     DTypeError
         As `resolve_op`.
     UsageError
-        It is not known, or no element of the dtype.
+        It is not known, or it is not an element of the dtype.
     """
     name = resolve_op(op, dtype).name
     if name in OP_NAMES:
@@ -224,8 +234,8 @@ def identity_of(op: OpLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     identity = op.identity if isinstance(op, Op | np.ufunc) else None
     if identity is None:
         raise UsageError(
-            f"op={name}: its identity, which rank 0 gets of an exscan, is not known: give op=mh.Op(fn, identity=...), "
-            "with which fn leaves any element unchanged"
+            f"op={name}: its identity, which exscan needs for rank 0, is not known: give op=mh.Op(fn, identity=...), "
+            "with the element that leaves every other unchanged under fn"
         )
     return first_of(identity, dtype, f"op={name}")
 
@@ -234,7 +244,7 @@ def _no_such(op: object) -> DTypeError:
     near = nearest_op(op, OP_NAMES)
     hint = f' (did you mean "{near}"?)' if near else ""
     others = "a binary NumPy ufunc, or a function of two arrays (one that can be hashed)"
-    return DTypeError(f"op={op!r} is not a reduction{hint}: give one of {', '.join(OP_NAMES)}, {others}")
+    return DTypeError(f"op={op!r} is not a reduction{hint}; give one of {', '.join(OP_NAMES)}, {others}")
 
 
 @lru_cache(maxsize=512)
@@ -270,8 +280,8 @@ def _resolve(op: OpLike, dtype: np.dtype[Any]) -> Reduction:
 def _complex_product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
     """Multiply in steps that are each rounded exactly.
 
-    NumPy's own complex product fuses steps where the processor and the layout of the operands allow, so that its bits depend on
-    whether ``out`` is an operand, and all ranks must get the same.
+    NumPy's own complex product fuses steps if the processor and the layout of the operands allow it. Its bits then depend on
+    whether ``out`` is an operand, but all ranks must get the same bits.
     """
     real = left.real * right.real - left.imag * right.imag
     imag = left.real * right.imag + left.imag * right.real
@@ -283,14 +293,14 @@ def _custom(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Reduction:
     name = ufunc.__name__
     if (ufunc.nin, ufunc.nout) != (2, 1) or ufunc.signature is not None:
         raise DTypeError(
-            f"op=np.{name} is no element-by-element ufunc of two arguments with one result, as a reduction must be"
+            f"op=np.{name} is not an element-by-element ufunc of two arguments with one result, as a reduction must be"
         )
     if name in _NOT_ASSOCIATIVE:
         raise DTypeError(f"op=np.{name} is not associative, so its result would depend on how the ranks are paired")
     if ufunc.types == ["OO->O"]:
         raise DTypeError(
-            f"op={name}, made by np.frompyfunc, gives Python objects, whatever the arrays: give a function of two arrays that gives one of their "
-            "dtype"
+            f"op={name}, made by np.frompyfunc, returns Python objects for any arrays: give a function of two arrays that returns an array of "
+            "their dtype"
         )
     try:
         result = ufunc.resolve_dtypes((dtype, dtype, None))[2]
@@ -298,7 +308,7 @@ def _custom(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Reduction:
         raise DTypeError(f"op=np.{name} is not defined for arrays of {dtype}") from error
     if result.hasobject:
         raise DTypeError(
-            f"op=np.{name} turns {dtype} into object: give a function of two arrays itself, op=fn, not one of two numbers"
+            f"op=np.{name} turns {dtype} into Python objects: give a function of two arrays as op=fn, not a function of two numbers"
         )
     if result != dtype:
         raise DTypeError(f"op=np.{name} turns {dtype} into {result}; a reduction keeps its dtype: convert the array first")
@@ -313,4 +323,4 @@ REDUCTIONS: dict[tuple[object, np.dtype[Any]], Reduction] = {
     for dtype in CODES
     if dtype.itemsize > 2 and _KINDS[dtype.kind] in kinds
 }
-"""Those by name of the dtypes that NumPy itself reduces well, for who asks in the way of a call; `resolve_op` knows all."""
+"""By name, the dtypes that NumPy itself reduces well, for fast look-ups during a call; `resolve_op` knows all of them."""

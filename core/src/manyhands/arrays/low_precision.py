@@ -3,15 +3,15 @@
 NumPy adds float16 one number at a time, and its conversions between float16 and float32 are no faster. Here blocks that stay in the
 cache go through operations on integers and float32, which use the vector unit:
 
-- A float16 whose exponent and mantissa are moved to where a float32 has them is a float32, only 2**-112 times as large; subnormal
-  numbers too. Their sum is rounded to 11 bits by an addition of integers.
+- Move the exponent and mantissa of a float16 to their places in a float32: the result is its value times 2**-112. This holds for
+subnormal numbers too. Their sum is rounded to 11 bits by an addition of integers.
 - bfloat16 is the upper half of a float32, and ml_dtypes converts whole arrays fast.
 - Floats of one sign are in the order of their bits, which gives minima and maxima.
 - Two numbers of 8 bits are one index into a table of all results; one number of 16 bits, into a table of quotients.
 
-A float32 has so many bits that rounding a sum or product of two such numbers first to float32 and then to 16 bits is the same as
-rounding once (S. A. Figueroa, When is double rounding innocuous?, ACM SIGNUM Newsletter 30(3), 1995). What the bits alone do not show,
-that is NaN, what may overflow, and all that NumPy may warn of, is left to the ufunc itself, block by block.
+A float32 has enough bits: rounding a sum or product of two such numbers first to float32 and then to 16 bits is the same as
+rounding once (S. A. Figueroa, When is double rounding innocuous?, ACM SIGNUM Newsletter 30(3), 1995). The ufunc itself, block by
+block, handles the other cases: NaN, possible overflow, and anything of which NumPy may warn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["BLOCK", "compiled_combine", "divide", "fast_combine"]
 
 Array = npt.NDArray[Any]
 Kernel = Callable[[Array, Array, Array], bool]
-"""Combines two blocks into a third, which may be one of them; returns False, with nothing done, where it must not."""
+"""Combines two blocks into a third, which may be one of them; returns False, having done nothing, if it must not."""
 
 BLOCK: int = 1 << 16
 """Elements in a block. Each thread that reduces keeps 10 bytes of scratch memory for each."""
@@ -45,11 +45,11 @@ _LEAST: dict[str, dict[np.ufunc, int]] = {
 _LEAST_QUOTIENTS = 4096
 _LEAST_COMPILED = 1024
 _LEFT_BLOCK = 2048
-"""What C does at once, and leaves where it may not do it."""
+"""Combines in C, and leaves the blocks that C may not combine."""
 
 
 def fast_combine(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Callable[..., Any]:
-    """Return what combines two arrays as a ufunc does, bit for bit, as fast as can be.
+    """Return a function that combines two arrays as a ufunc does, bit for bit, as fast as possible.
 
     Parameters
     ----------
@@ -73,19 +73,19 @@ def fast_combine(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Callable[..., Any]:
 
 
 def compiled_combine(module: Any, combine: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
-    """Return what `fast_combine` made in its compiled form: for programs of C, and as it was.
+    """Return the compiled form of the result of `fast_combine`, for programs of C, and the original.
 
     Parameters
     ----------
     module
         The module ``manyhands_native``.
     combine
-        What `fast_combine` returned, or any other function of its kind.
+        The result of `fast_combine`, or any other function of its kind.
 
     Returns
     -------
     tuple
-        A reduction of the module and a function; ``combine`` twice where there is no compiled form.
+        A reduction of the module and a function; ``combine`` twice if there is no compiled form.
     """
     if not isinstance(combine, partial) or combine.func is not _in_blocks:
         return combine, combine
@@ -175,7 +175,7 @@ def _is_plain(array: Array) -> bool:
 
 
 def _fit(left: Array, right: Array, out: Array) -> bool:
-    """Tell whether arrays are such that blocks of them can be combined one after the other."""
+    """Return whether blocks of the arrays can be combined one after the other."""
     return not (
         not (left.shape == right.shape == out.shape and left.dtype == right.dtype == out.dtype)
         or not (_is_plain(left) and _is_plain(right) and _is_plain(out) and out.flags.writeable)
@@ -185,7 +185,7 @@ def _fit(left: Array, right: Array, out: Array) -> bool:
 
 
 def _in_c(ufunc: np.ufunc, combine: Callable[[Array, Array, Array, int], int], left: Array, right: Array, out: Array) -> Array:
-    """Combine by C; what that leaves is done by the ufunc."""
+    """Combine by C; the ufunc does the rest."""
     if out.size < _LEAST_COMPILED or not _fit(left, right, out) or np.geterr()["under"] != "ignore":
         ufunc(left, right, out=out)
         return out
@@ -267,7 +267,7 @@ def _reaches(bits: Array, limit: int) -> bool:
 
 
 def _flushes_subnormals() -> bool:
-    """Return whether somebody has set this thread's processor to take subnormal float32s for zero, as libraries do by accident."""
+    """Return whether this thread's processor treats subnormal float32s as zero, a mode that some libraries set by accident."""
     return not _SUBNORMAL + _SUBNORMAL
 
 
@@ -289,8 +289,8 @@ def _add_float16(left: Array, right: Array, out: Array) -> bool:
         return False
     total, other, bits, change = _widen(left_bits, right_bits)
     np.add(total, other, total)
-    # Add just less than half of the last bit that stays, and one more where that bit is set, so that ties go to even. The sign
-    # goes to where the shift makes it the first of 16 bits; there is nothing, since the exponent is small.
+    # Add just less than half of the last bit that stays, and one more if that bit is set, so that ties go to even. The sign is added
+    # at the bit that the shift makes the first of 16; that bit is free, because the exponent is small.
     np.right_shift(bits, _SHIFT, change)
     np.bitwise_and(change, _SIGN_AND_LAST_BIT, change)
     np.add(bits, change, bits)
@@ -315,8 +315,8 @@ def _multiply_float16(left: Array, right: Array, out: Array) -> bool:
     np.bitwise_xor(left_bits.view(np.uint16), right_bits.view(np.uint16), narrow)
     np.bitwise_and(narrow, _SIGN, narrow)
     np.add(narrow, _EXPONENT_OFFSET, narrow)
-    # Add the power of two whose last bit as a float32 is the last bit that a float16 of the product's size keeps: what was added
-    # to its bits is the mantissa, rounded. Subnormal float16s share one last bit.
+    # Add the power of two whose last bit as a float32 is the last bit that a float16 of the product's size keeps: the bits that this adds
+    # are the mantissa, rounded. Subnormal float16s share one last bit.
     np.bitwise_and(bits, _EXPONENT, power)
     np.maximum(power, _LEAST_EXPONENT, out=power)
     np.add(power, _13_MORE, power)
@@ -340,7 +340,7 @@ def _through_float32(ufunc: np.ufunc, left: Array, right: Array, out: Array) -> 
 
 
 def _extreme_kernel(ufunc: np.ufunc) -> Kernel | None:
-    """Return the kernel for a minimum or maximum, None for a NumPy whose choice among zeros is none that is known here."""
+    """Return the kernel for a minimum or maximum, or None if NumPy chooses among zeros in a way that is not known here."""
     zeros = np.zeros(64, np.float16)
     both = ufunc(zeros, -zeros).tobytes(), ufunc(-zeros, zeros).tobytes()
     plus, minus = zeros.tobytes(), (-zeros).tobytes()
@@ -395,7 +395,7 @@ def _look_up(ufunc: np.ufunc, dtype: np.dtype[Any], left: Array, right: Array, o
 
 @lru_cache
 def _results(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Array:
-    """Return the results for all pairs of numbers of 8 bits, more than 8 bits where NumPy may have something to say about them."""
+    """Return the results for all pairs of 8-bit numbers, with more than 8 bits if NumPy may warn about them."""
     pairs = _all_bits(2)
     left, right = ((pairs >> 8).astype(np.uint8).view(dtype), pairs.astype(np.uint8).view(dtype))
     told: list[str] = []

@@ -1,4 +1,4 @@
-"""From what users give to memory that can be sent, and back."""
+"""Turn users' values into memory that can be sent, and back."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 ALIGNMENT: int = 64
-"""Bytes of a line of the cache."""
+"""Bytes of a cache line."""
 
 _BYTE = np.dtype(np.uint8)
 
 NOTHING: Array = np.empty(0, np.uint8)
-"""The array of a call that has none."""
+"""The array of a call that has no array."""
 
 
 def to_array(value: npt.ArrayLike) -> Array:
-    """Return ``value`` as a NumPy array of a dtype that can travel, without a copy where it is one already.
+    """Return ``value`` as a NumPy array of a dtype that can travel, without a copy if it is one already.
 
     Parameters
     ----------
@@ -75,11 +75,13 @@ def _foreign_array(value: Any) -> Array:
     if library is not None:
         array = library.read(value)
         if isinstance(array, DeviceArray):
-            raise UnsupportedError(f"a {type(value).__name__} on a GPU cannot be moved here, only host memory can: {WAYS_OUT}")
+            raise UnsupportedError(
+                f"a {type(value).__name__} on a GPU cannot be sent, because this backend moves only host memory: {WAYS_OUT}"
+            )
         return array
     if _is_masked(value) and np.ma.is_masked(value):
         raise LayoutError(
-            "a masked array cannot be sent: its mask would be lost; use x.filled(value), or send data and mask apart"
+            "a masked array cannot be sent, because its mask would be lost: use x.filled(value), or send data and mask separately"
         )
     try:
         return np.asarray(value)
@@ -88,24 +90,24 @@ def _foreign_array(value: Any) -> Array:
 
 
 def _is_masked(value: Any) -> bool:
-    # NumPy loads numpy.ma when it is first named; where it was not, or another thread is about to, there are no masked arrays.
+    # NumPy loads numpy.ma at its first use. If it is not loaded, or another thread is just loading it, there are no masked arrays.
     return isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
 
 
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return memory of undefined content, for a result or for what is on its way there.
+    """Return memory of undefined content, for a result or for data on its way there.
 
     Raises
     ------
     OutOfMemoryError
-        There is none.
+        There is not enough memory.
     """
     try:
         return np.empty(shape, dtype)
-    except (MemoryError, ValueError):  # NumPy's word for more bytes than an address can count
+    except (MemoryError, ValueError):  # NumPy raises this for more bytes than an address can count
         raise OutOfMemoryError(
             f"there is no memory for an array of {math.prod(shape) * dtype.itemsize:,} bytes, {dtype}{list(shape)}: give smaller arrays, in "
-            "several calls, or fewer ranks to each host"
+            "several calls, or run fewer ranks on each host"
         ) from None
 
 
@@ -117,30 +119,28 @@ def copy_of(array: Array) -> Array:
 
 
 def contiguous(array: Array) -> Array:
-    """Return ``array`` itself where it is C-contiguous, else a copy, so that no element changes its place; raises as `new_array`."""
+    """Return ``array`` itself if it is C-contiguous, otherwise a copy with each element in its place; raises as `new_array`."""
     return array if array.flags.c_contiguous else copy_of(array)
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Refuse an ``out=`` that cannot take a result of this shape and dtype.
+    """Raise an error if ``out=`` cannot take a result of this shape and dtype.
 
     Raises
     ------
     DTypeError
         Its dtype differs.
     LayoutError
-        It is no NumPy array, or read-only, or its elements share memory.
+        It is not a NumPy array, or it is read-only, or its elements share memory.
     SizeMismatchError
         Its shape differs.
     """
     if not isinstance(out, np.ndarray) or isinstance(out, np.matrix) or _is_masked(out):
-        raise LayoutError(
-            f"out= must be a NumPy array, and a {type(out).__name__} was given: give its memory, with np.asarray(x)"
-        )
+        raise LayoutError(f"out= must be a NumPy array, not a {type(out).__name__}: give its memory, with np.asarray(x)")
     if out.dtype != dtype:
-        raise DTypeError(f"out= has dtype {out.dtype}, and the result has {dtype}")
+        raise DTypeError(f"out= has dtype {out.dtype}, but the result has {dtype}")
     if out.shape != shape:
-        raise SizeMismatchError(f"out= has shape {out.shape}, and the result has {shape}")
+        raise SizeMismatchError(f"out= has shape {out.shape}, but the result has {shape}")
     if not out.flags.writeable:
         raise LayoutError("out= is read-only")
     if not out.flags.c_contiguous:
@@ -152,7 +152,7 @@ def placed(
 ) -> tuple[Array, Array]:
     """Return C-contiguous memory to read from and to write to, for a call whose result goes to ``out`` if that is given.
 
-    Where the two overlap, the source is copied first, unless they are the very same memory and ``may_alias`` allows that.
+    If the two overlap, the source is copied first, unless they are the very same memory and ``may_alias`` allows that.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def placed(
 
 
 def handed_over(result: Array, out: Array | None) -> Array:
-    """Return the result in ``out`` where that is given, copied there where it could not be written directly."""
+    """Return the result in ``out`` if that is given, copied there if it could not be written directly."""
     if out is None or result is out:
         return result
     if not np.may_share_memory(result, out):
@@ -186,13 +186,13 @@ def handed_over(result: Array, out: Array | None) -> Array:
 
 
 def given(out: Array | None, give: Callable[[Array], Any] | None, result: Array) -> Any:
-    """Return what the caller of a call gets: the result in ``out``, as ``give`` turns it into an array of the caller's library."""
+    """Return the result for the caller: in ``out``, and as the array of the caller's library that ``give`` makes of it."""
     result = handed_over(result, out)
     return result if give is None else give(result)
 
 
 def divide(total: Array, count: int) -> None:
-    """Turn sums into means in place, rounded once; as in reductions, no setting of the program makes that an error."""
+    """Turn sums into means in place, rounded once; as in reductions, no setting of the program turns that into an error."""
     with np.errstate(all="ignore"):
         if total.dtype.itemsize > 2:
             np.true_divide(total, total.dtype.type(count), out=total)
@@ -201,7 +201,7 @@ def divide(total: Array, count: int) -> None:
 
 
 def quiet(combine: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what combines two arrays as ``combine`` does, whatever a thread has told NumPy to do about floating-point errors."""
+    """Return a function that combines as ``combine`` does, whatever a thread has set for NumPy's floating-point errors."""
     return partial(_quietly, combine)
 
 
@@ -211,7 +211,7 @@ def _quietly(combine: Callable[..., Any], left: Array, right: Array, out: Array)
 
 
 def aligned_empty(nbytes: int) -> Array:
-    """Return ``nbytes`` bytes of undefined content that begin where a line of the cache does, which makes them faster to add.
+    """Return ``nbytes`` bytes of undefined content, aligned to a cache line, which makes them faster to add.
 
     Raises as `new_array`.
     """

@@ -1,4 +1,4 @@
-"""Reductions by functions of the user's own, by a value and its location, and what a reduction of nothing is."""
+"""Reductions by a user's function, by a value and its location, and the identities of reductions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["LOCATING", "Combine", "Function", "Op", "first_of", "locating", "neu
 
 Array = npt.NDArray[Any]
 Function = Callable[[Array, Array], Array]
-"""What users give as ``op=`` where no name says it: ``fn(a, b)`` returns the reduction of two arrays, element by element."""
+"""A value of ``op=`` without a name: ``fn(a, b)`` returns the reduction of two arrays, element by element."""
 
 _LONGEST_NAME = 200
 _SAMPLE = 2
-"""Elements of the input that a function is tried on before any byte moves."""
+"""Number of elements on which a function is tried before any byte moves."""
 
 LOCATING: dict[str, np.ufunc] = {"minloc": np.less, "maxloc": np.greater}
-"""The reductions of values with their locations, and how a value is told to be better."""
+"""The reductions of values with their locations, each with the comparison by which a value is better."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +41,10 @@ class Op:
         dtype (``a`` or ``b`` itself will do). It cannot know how the elements are divided, so no element of the result may
         depend on its neighbours. It may be tried on part of the input first. It must be associative. It must not call the
         group, and must not keep the arrays, because other calls write to them. Give the same function each time: a new one,
-        such as a lambda in a loop, is prepared anew.
+        such as a lambda in a loop, is prepared again.
     name
         The name that messages show and ranks compare, at most 200 characters. The default is the function's name; for a lambda,
-        its line and a digest of its code. Functions made by ``functools.partial`` need a name to be told apart.
+        its line and a digest of its code. Functions made by ``functools.partial`` need a name, because ranks cannot compare them otherwise.
     commutative
         Whether ``fn(a, b)`` and ``fn(b, a)`` are the same. If not, operands are combined in the order of ranks.
     identity
@@ -54,7 +54,7 @@ class Op:
     Raises
     ------
     UsageError
-        ``fn`` is no function, or ``name`` is no text of 1 to 200 characters.
+        ``fn`` is not a function, or ``name`` is not a text of 1 to 200 characters.
     """
 
     fn: Function
@@ -65,14 +65,14 @@ class Op:
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
-            raise UsageError(f"mh.Op takes a function of two arrays, and {self.fn!r} is none")
+            raise UsageError(f"mh.Op takes a function of two arrays, not {self.fn!r}")
         name: object = _name_of(self.fn) if self.name is None else self.name
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-            raise UsageError(f"the name of an op is a text of 1 to {_LONGEST_NAME} characters, and {name!r} was given")
+            raise UsageError(f"the name of an op must be a text of 1 to {_LONGEST_NAME} characters, not {name!r}")
         object.__setattr__(self, "name", name)
 
     def __str__(self) -> str:
-        """Return it as ranks compare it, and messages show it."""
+        """Return the name that ranks compare and messages show."""
         order = "" if self.commutative else ", commutative=False"
         identity = "" if self.identity is None else f", identity={self.identity!r}"
         return f"Op({self.name}{order}{identity})"
@@ -89,21 +89,23 @@ def _name_of(fn: Function) -> str:
     code = getattr(fn, "__code__", None)
     if code is None or not name.endswith("<lambda>"):
         return name[-_LONGEST_NAME:]
-    # Two may stand in one line, and only what they do tells them apart.
-    plain = [each for each in code.co_consts if isinstance(each, int | float | complex | str)]  # others may print an address
+    # Two lambdas may be in one line; only their code distinguishes them.
+    plain = [
+        each for each in code.co_consts if isinstance(each, int | float | complex | str)
+    ]  # other constants may print an address
     digest = zlib.crc32(repr((code.co_code, code.co_names, plain)).encode())
     return f"{name} of line {code.co_firstlineno} ({digest:08x})"[-_LONGEST_NAME:]
 
 
 class Combine:
-    """Combines two arrays by a function of the user's, and checks what it does.
+    """Combines two arrays by a user's function, and checks its results.
 
     Parameters
     ----------
     op
         The reduction.
     dtype
-        That of all arrays.
+        The dtype of all arrays.
     """
 
     __slots__ = ("_dtype", "_fn", "_is_tried", "_what")
@@ -120,12 +122,12 @@ class Combine:
             out[...] = self._apply(left, right).reshape(out.shape)
 
     def try_on(self, array: Array) -> None:
-        """Find what is wrong with the function itself by some elements of the input, once.
+        """Try the function once on some elements of the input, and raise an error if it is not a reduction.
 
         Raises
         ------
         DTypeError, LayoutError, SizeMismatchError, UsageError
-            It returns something else than it must, writes into its arguments, or does not take two.
+            It returns something other than it must, writes into its arguments, or does not take two.
         """
         if self._is_tried or not array.size:
             return
@@ -137,7 +139,7 @@ class Combine:
         except UsageError as error:
             if isinstance(error.__cause__, TypeError):
                 raise
-            return  # it may have to do with these elements, which need not meet
+            return  # the cause may be these elements, which the reduction itself may never combine
         self._is_tried = True
 
     def _apply(self, left: Array, right: Array) -> Array:
@@ -146,7 +148,7 @@ class Combine:
         Raises
         ------
         DTypeError, LayoutError, SizeMismatchError, UsageError
-            As `try_on`; or the function raised something, which is the cause.
+            As `try_on`; or the function raised an exception, which is the cause.
         """
         first, second = left.reshape(-1), right.reshape(-1)
         first.flags.writeable = second.flags.writeable = False
@@ -155,40 +157,40 @@ class Combine:
         except Exception as error:
             if isinstance(error, ValueError) and "read-only" in str(error):
                 raise LayoutError(
-                    f"{self._what} writes into its arguments, which are read-only: return a new array (not a += b, but a + b)"
+                    f"{self._what} writes into its arguments, which are read-only: let it return a new array (a + b, not a += b)"
                 ) from error
             raise UsageError(f"{self._what} raised {type(error).__name__}: {safe_str(error)}") from error
         expected = f"for two arrays of {self._dtype}{list(first.shape)} it must return one like them"
         if not isinstance(result, np.ndarray):
             raise DTypeError(
-                f"{self._what} returned a {type(result).__name__}, and {expected}: it gets neighbouring elements as flat arrays, and "
-                "reduces each on its own; a matrix is one element where the dtype says so, as np.dtype([('m', float, (2, 2))])"
+                f"{self._what} returned a {type(result).__name__}, but {expected}: it gets neighbouring elements as flat arrays, and "
+                "reduces each on its own; a matrix is one element only with such a dtype as np.dtype([('m', float, (2, 2))])"
             )
         if result.dtype != self._dtype:
             raise DTypeError(
-                f"{self._what} returned an array of {result.dtype}, and {expected}: let it end with .astype(a.dtype), or convert the input first"
+                f"{self._what} returned an array of {result.dtype}, but {expected}: let it end with .astype(a.dtype), or convert the input first"
             )
         if result.shape != first.shape:
             raise SizeMismatchError(
-                f"{self._what} returned an array of shape {list(result.shape)}, and {expected}: each element is reduced on its own"
+                f"{self._what} returned an array of shape {list(result.shape)}, but {expected}: each element is reduced on its own"
             )
         return result
 
 
 def locating(op: str, dtype: np.dtype[Any]) -> Callable[..., None]:
-    """Return what combines values with their locations.
+    """Return a function that combines values with their locations.
 
     The better value wins, and of equal values the one with the smaller location. A NaN is better than any number, as in `numpy.argmin`.
 
     Raises
     ------
     DTypeError
-        The dtype is no pair of a value that has an order and an integer.
+        The dtype is not a pair of a value that has an order and an integer.
     """
     fields = [dtype[name] for name in dtype.names or ()]
     if len(fields) != 2 or any(field.shape for field in fields) or fields[0].kind == "c" or fields[1].kind not in "iu":
         raise DTypeError(
-            f'op="{op}" is for structured arrays with two fields, a value (no complex number) and its location (an integer), such as '
+            f'op="{op}" needs structured arrays with two fields, a value (not complex) and its location (an integer), such as '
             f"mh.with_index(x, group.rank) makes; an array of {dtype} was given"
         )
     is_better = LOCATING[op]
@@ -207,7 +209,7 @@ def locating(op: str, dtype: np.dtype[Any]) -> Callable[..., None]:
 
 
 def neutral(op: str, dtype: np.dtype[Any]) -> object:
-    """Return what a reduction by a name leaves every value unchanged with."""
+    """Return the identity of a reduction that has a name."""
     if op in LOCATING:
         value, location = (dtype[name] for name in dtype.names or ())
         return neutral(op[:3], value), np.iinfo(location).max
@@ -226,7 +228,7 @@ def neutral(op: str, dtype: np.dtype[Any]) -> object:
     infinity = np.asarray(np.inf).astype(dtype)
     if np.isinf(infinity):
         return -infinity if is_least else infinity
-    import ml_dtypes  # some floats of 8 bits have no infinity
+    import ml_dtypes  # some 8-bit floats have no infinity
 
     finfo: Any = ml_dtypes.finfo
     limit: object = finfo(dtype).min if is_least else finfo(dtype).max
@@ -239,16 +241,14 @@ def first_of(identity: object, dtype: np.dtype[Any], what: str) -> Array:
     Raises
     ------
     UsageError
-        It is none of the dtype.
+        It is not an element of the dtype.
     """
     try:
         found: Array = np.array(identity, dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{what}: its identity is no element of {dtype}: {safe_str(error)}") from error
+        raise UsageError(f"{what}: its identity is not an element of {dtype}: {safe_str(error)}") from error
     if found.shape:
-        raise UsageError(
-            f"{what}: its identity is an array of shape {list(found.shape)}, and expected is a single element of {dtype}"
-        )
+        raise UsageError(f"{what}: its identity is an array of shape {list(found.shape)}; give a single element of {dtype}")
     return found
 
 
@@ -270,21 +270,21 @@ def with_index(values: npt.ArrayLike, index: npt.ArrayLike) -> Array:
     Raises
     ------
     DTypeError
-        ``index`` holds no integers, or one beyond int64.
+        ``index`` does not hold integers, or one beyond int64.
     SizeMismatchError
         ``index`` does not broadcast to the shape of ``values``.
     """
     numbers, places = np.asarray(values), np.asarray(index)
     if places.dtype.kind not in "iu":
-        raise DTypeError(f"index= of with_index is of {places.dtype}, and locations are integers")
+        raise DTypeError(f"index= of with_index has dtype {places.dtype}, but locations must be integers")
     if places.max(initial=0) > np.iinfo(np.int64).max:
-        raise DTypeError(f"index= of with_index holds {places.max()}, and locations are int64: count them from 0")
+        raise DTypeError(f"index= of with_index holds {places.max()}, but locations are int64: use smaller numbers")
     pairs = np.empty(numbers.shape, [("value", numbers.dtype), ("index", np.int64)])
     pairs["value"] = numbers
     try:
         pairs["index"] = places
     except ValueError as error:
         raise SizeMismatchError(
-            f"index= of with_index has shape {list(places.shape)}, which does not broadcast to that of values, {list(numbers.shape)}"
+            f"index= of with_index has shape {list(places.shape)}, which does not broadcast to the shape of values, {list(numbers.shape)}"
         ) from error
     return pairs

@@ -18,7 +18,7 @@ __all__ = ["Arguments", "extents", "integer"]
 
 
 class Arguments:
-    """What one rank of a group may give.
+    """The arguments that one rank of a group may give.
 
     Parameters
     ----------
@@ -37,11 +37,11 @@ class Arguments:
         Raises
         ------
         InvalidRankError
-            It is none.
+            It is not one.
         """
         number = whole(given)
         if number is None or not 0 <= number < self._world_size:
-            nobody = ", or None for nobody" if or_nobody else ""
+            nobody = ", or None for no rank" if or_nobody else ""
             raise InvalidRankError(
                 f"{what}={given!r} is not in the group: its ranks are 0 to {self._world_size - 1}{nobody}",
                 rank=self._members.ranks[self._rank],
@@ -62,18 +62,18 @@ class Arguments:
         number = self.rank(given, what, or_nobody=or_nobody)
         if number == self._rank:
             raise SelfSendError(
-                f"{what}={given} is this rank itself: copy the array instead",
+                f"{what}={given} is this rank itself, which cannot exchange a message with itself: copy the array instead",
                 rank=self._members.ranks[self._rank],
                 peer=self._members.ranks[number],
             )
         return number
 
     def peer_or_nobody(self, given: int | None, what: str) -> int | None:
-        """Return another rank of the group, or None where that was given; raises as `peer`."""
+        """Return another rank of the group, or None if None was given; raises as `peer`."""
         return None if given is None else self.peer(given, what, or_nobody=True)
 
     def partners(self, dest: int | None, source: int | None) -> tuple[int | None, int | None]:
-        """Return whom to send to and whom to receive from, each None for nobody.
+        """Return the rank to send to and the rank to receive from, each None for no rank.
 
         Raises
         ------
@@ -88,8 +88,8 @@ class Arguments:
             own = "dest" if to == self._rank else "source"
             me = self._members.ranks[self._rank]
             raise SelfSendError(
-                f"{own}={self._rank} is this rank itself, and the other is not: give it as dest and as source, which copies, or None "
-                "for nobody",
+                f"{own}={self._rank} is this rank itself, but the other is not: give this rank as both dest and source, which copies, or None "
+                "for no rank",
                 rank=me,
                 peer=me,
             )
@@ -101,13 +101,13 @@ class Arguments:
         Raises
         ------
         SizeMismatchError
-            That is not what was given.
+            The given value is not.
         """
         numbers = [whole(n) for n in given] if hasattr(given, "__iter__") else []
         checked = tuple(n for n in numbers if n is not None and n >= 0)
         if len(checked) != self._world_size or len(numbers) != self._world_size:
             raise SizeMismatchError(
-                f"{name} must be {self._world_size} integers of at least 0, one for each rank, and {given!r} was given"
+                f"{name} must be {self._world_size} integers of at least 0, one for each rank, not {given!r}"
             )
         return checked
 
@@ -191,7 +191,7 @@ def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     Raises
     ------
     SizeMismatchError
-        It is none.
+        It is not one.
     """
     try:
         given = shape if isinstance(shape, Sequence) else [shape]
@@ -199,12 +199,12 @@ def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     except TypeError:
         found = (-1,)
     if any(extent < 0 for extent in found):
-        raise SizeMismatchError(f"shape must be an integer of at least 0, or a sequence of them, and {shape!r} was given")
+        raise SizeMismatchError(f"shape must be an integer of at least 0, or a sequence of them, not {shape!r}")
     return found
 
 
 def integer(value: int | None, what: str) -> int | None:
-    """Return an integer of 64 bits, or None where that was given.
+    """Return an integer of 64 bits, or None if None was given.
 
     Raises
     ------
@@ -213,5 +213,5 @@ def integer(value: int | None, what: str) -> int | None:
     """
     number = None if value is None else whole(value)
     if (value is not None and number is None) or (number is not None and not -(1 << 63) <= number < 1 << 63):
-        raise UsageError(f"{what} must be an integer of 64 bits or None, and {value!r} was given")
+        raise UsageError(f"{what} must be an integer of 64 bits or None, not {value!r}")
     return number

@@ -1,8 +1,8 @@
 """Finding that a program and a call in the background use an array at the same time: the same program would give any result.
 
-A program that writes to the input of a call is found by digests. In a simulated world the result of a call holds no number until the call has ended, so
-that a program that reads it too early computes with NaN. What it writes there is found. (For a batch, and if ranks first tell each other how much
-comes, that holds until the turn of the call.)
+A digest reveals a program that writes to the input of a call. In a simulated world the result of a call holds no number until the call has ended, so
+that a program that reads it too early computes with NaN. A program that writes there is found. (For a batch, and if ranks first tell each other how much
+data comes, this holds until the turn of the call.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIGNALING: dict[np.dtype[Any], np.unsignedinteger[Any]] = {
     np.dtype(np.float32): np.uint32(0x7F80_0001),
     np.dtype(np.float64): np.uint64(0x7FF0_0000_0000_0001),
 }
-"""The bits of a NaN that are others after any arithmetic, so that what was added to it in place is seen."""
+"""The bits of a NaN that any arithmetic changes, so that an addition to it in place is seen."""
 
 
 class Inputs:
@@ -41,7 +41,7 @@ class Inputs:
     Parameters
     ----------
     job, members
-        Where the group lives, and who belongs to it.
+        The job and the members of the group.
     """
 
     def __init__(self, job: Job, members: Members) -> None:
@@ -70,11 +70,11 @@ class Inputs:
         what, action
             The call.
         turns
-            Where it waits for its turn.
+            The turns for which it waits.
         array, outs
-            As the caller gave them; None where the call reads nothing, and where it writes to memory of its own.
+            The caller's arrays; None if the call reads nothing, and if it writes to memory of its own.
         apart
-            Lets the call work on memory of its own instead of its results, and returns what makes of that what the caller gets. If it cannot, the results
+            Lets the call work on memory of its own instead of its results, and returns a function that turns that into the caller's result. If it cannot, the results
             are hidden until its turn.
 
         Raises
@@ -85,7 +85,7 @@ class Inputs:
         source, targets = _memory(array), [target for target in map(_memory, outs) if target is not None]
         if source is not None and not source.flags.c_contiguous:
             source = None  # it was copied at once
-        # Where a call before this one, in the same turns, writes to it, what counts is what is there when the turn comes.
+        # If a call before this one, in the same turns, writes to it, its content at the turn counts.
         follows = source is not None and any(
             each is turns and _overlap(source, results) for each, results in list(self._results.values())
         )
@@ -127,7 +127,7 @@ class Inputs:
             touched = [cover for cover in covers if cover.lift()]
             if touched and not self._job.control.failed:
                 text = (
-                    f"rank {self._job.rank} wrote to the result of {what}, begun at {begun_at}, while that was running in the background: "
+                    f"rank {self._job.rank} wrote to the result of {what}, begun at {begun_at}, while that call was running in the background: "
                     "wait() for the work first, or give it memory of its own"
                 )
                 raise self._job.fail(Report("changed", text, self._job.rank, what, members=list(self._members.ranks)))
@@ -147,21 +147,21 @@ class Inputs:
     def _checked(
         self, what: str, action: Callable[[Deadline], T], source: Array, targets: list[Array], before: int | None
     ) -> Callable[[Deadline], T]:
-        """Return the action, between two looks at its input; the first is of no use where there was no digest ``before``."""
+        """Return the action, between two looks at its input; the first look is useless if there was no digest ``before``."""
         begun_at = _line()
 
         def check(digest: int | None) -> None:
             if digest is None or digest == _digest(source) or self._job.control.failed:
                 return
             text = (
-                f"rank {self._job.rank} wrote to the input of {what}, {source.dtype}{list(source.shape)}, begun at {begun_at}, while that was still to be read in the background: "
+                f"rank {self._job.rank} wrote to the input of {what}, {source.dtype}{list(source.shape)}, begun at {begun_at}, while the call in the background could still read it: "
                 "wait() for the work first, or give it a copy"
             )
             raise self._job.fail(Report("changed", text, self._job.rank, what, members=list(self._members.ranks)))
 
         def guarded(deadline: Deadline) -> T:
             check(before)
-            # What the call itself writes to says nothing afterwards.
+            # The call's own writes prove nothing.
             digest = None if _overlap(source, targets) else _digest(source)
             result = action(deadline)
             check(digest)
@@ -171,7 +171,7 @@ class Inputs:
 
 
 class _Cover:
-    """Hides what is in an array: NaN, or bits that are unlikely to be what a program expects."""
+    """Hides the content of an array: by NaN, or by bits that a program is unlikely to expect."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -190,7 +190,7 @@ class _Cover:
         self._shown = array.tobytes()
 
     def lift(self) -> bool:
-        """Put back what was there; return whether something else had been written meanwhile."""
+        """Put the old content back; return whether anything else had been written meanwhile."""
         is_touched = self._array.tobytes() != self._shown
         self._array[...] = self._kept
         return is_touched
@@ -209,7 +209,7 @@ def _overlap(source: Array, targets: Sequence[Array]) -> bool:
 
 
 def _digest(array: Array) -> int:
-    from zlib import crc32  # nobody plans this, and it is the fastest there is
+    from zlib import crc32  # no adversary plans a change, and crc32 is the fastest digest
 
     return crc32(bytes_of(array))
 

@@ -41,7 +41,7 @@ class Action(Protocol):
         ...
 
     def run(self, deadline: Deadline) -> Any:
-        """Carry it out when its turn has come; return what it brings."""
+        """Carry it out when its turn has come; return its result."""
         ...
 
 
@@ -50,15 +50,15 @@ class Fast(Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether it leads nowhere any more, so that another one is to be made."""
+        """Whether it is of no use any more, so that another one must be made."""
         ...
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
-        """Make the call, and return its result; `SLOW_PATH` where it must go that."""
+        """Make the call, and return its result; `SLOW_PATH` if it must take that path."""
         ...
 
     def later(self, array: Any, out: Any) -> Later | None:
-        """Return the call to be made later: in words, whose turn it needs, and what makes it in so many seconds then; None where it must go the long way."""
+        """Return the call to be made later: its words, its turn, and a function that makes it within a number of seconds; None for the slow path."""
         ...
 
 
@@ -66,7 +66,7 @@ class HostFast(Fast, Protocol):
     """One that may have a compiled form."""
 
     def compiled(self, module: ModuleType, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """Return its compiled form of the module ``manyhands_native``, for arrays of a dtype and shape; None where it has none. Where that stops, `go_on` does the rest."""
+        """Return its compiled form of the module ``manyhands_native``, for arrays of a dtype and shape; None if it has none. If C stops, `go_on` does the rest."""
         ...
 
     def go_on(self, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
@@ -75,16 +75,16 @@ class HostFast(Fast, Protocol):
 
 
 class Paths:
-    """What carries out the steps of one group's calls.
+    """Carries out the steps of one group's calls.
 
     Parameters
     ----------
     job, members
-        Where the group lives, and who belongs to it.
+        The job and the members of the group.
     plugins, selector
-        Who may observe and offer native collectives, and who chooses algorithms.
+        The plugins that may observe and offer native collectives, and the selector of algorithms.
     channel
-        What moves the group's device memory; None where the backend moves none.
+        The channel that moves the group's device memory; None if the backend moves none.
     settings
         The config.
 
@@ -93,7 +93,7 @@ class Paths:
     plugins
         As above.
     native
-        The compiled executor; None where there is none.
+        The compiled executor; None if there is none.
     ledger
         The group's books.
     fast
@@ -101,7 +101,7 @@ class Paths:
     host, messages, devices
         The ways that steps take.
     staged
-        The way of collectives on GPUs through the host's memory; None where the backend moves that of GPUs.
+        The path of collectives on GPUs through the host's memory; None if the backend moves device memory itself.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Paths:
             case Operation():
                 return self.host.prepare(step)
             case SizeExchange():
-                check_arrays(self.devices, *step.arrays)  # before the others hear of the call
+                check_arrays(self.devices, *step.arrays)  # before the other ranks learn of the call
                 return TellAction(self.host, step)
             case Message(outgoing=DeviceArray()) | Message(target=DeviceArray()):
                 return message(self.devices, step)
@@ -164,7 +164,7 @@ class Paths:
 
     @property
     def observed(self) -> bool:
-        """Whether anybody observes, who wants to see every call."""
+        """Whether there are observers, which must see every call."""
         return self.plugins.observed
 
     def close(self) -> None:

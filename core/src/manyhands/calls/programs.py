@@ -1,6 +1,6 @@
 """From the arguments of a call to the program of its steps: all that can be wrong with a call alone is found here, before any byte moves.
 
-A call of one step is that step; another one is a program. It runs to its first step at once, in the thread that makes the call; so what it checks until then is found at once. See `CallSteps`.
+A call of one step is that step; another one is a program. It runs to its first step at once, in the thread that makes the call; so errors that it finds until then are raised at once. See `CallSteps`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _MAX_DESCRIBED = 256
 
 
 class CallBuilder:
-    """The programs of the calls of one group. Each method is named as that of `Group`, and raises what that raises for its arguments.
+    """The programs of the calls of one group. Each method has the name and the errors of that of `Group`.
 
     Parameters
     ----------
     job, members
-        Where the group lives, and who belongs to it.
+        The job and the members of the group.
     paths
-        What carries the steps out.
+        The object that carries the steps out.
     settings
         The config.
 
     Attributes
     ----------
     arguments
-        What checks ranks and counts.
+        Checks ranks and counts.
     makers
-        By the name of a call, what makes its operation from the array, ``out`` and the other arguments of its key.
+        By the name of a call, a function that makes its operation from the array, ``out`` and the other arguments of its key.
     """
 
     def __init__(self, job: Job, members: Members, paths: Paths, settings: Settings) -> None:
@@ -126,12 +126,12 @@ class CallBuilder:
         root = self.arguments.rank(root, "root")
         if array is None:
             remedy = (
-                "give what is to be sent"
+                "give the array to send"
                 if self._rank == root
                 else f"give every rank an array of the shape and dtype that rank {root} sends, such as np.empty(shape, dtype), or use "
                 "broadcast_object"
             )
-            raise LayoutError(f"broadcast was given None instead of an array: {remedy}", rank=self._job.rank)
+            raise LayoutError(f"broadcast got None instead of an array: {remedy}", rank=self._job.rank)
         source, target, give = self.take("broadcast", array, out, may_stage_later=True)
         request = Request(Collective.BROADCAST, source.dtype, source.shape, root=root)
         sent = source if self._rank == root or isinstance(source, DeviceArray) else np.empty(0, source.dtype)
@@ -174,14 +174,14 @@ class CallBuilder:
     def exscan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Operation:
         step = self._prefix(Collective.EXSCAN, array, out, op, reproducible)
         identity = identity_of(op, step.request.dtype)  # on all ranks, to refuse alike
-        if self._rank == 0:  # what it gets comes from no rank
+        if self._rank == 0:  # its result comes from no rank
             step.identity = identity
         return step
 
     def barrier(self, array: Array, out: Array | None) -> Operation:
         return Operation(Request(Collective.BARRIER, NOTHING.dtype, NOTHING.shape), NOTHING, None)
 
-    # Collectives whose ranks first tell each other numbers
+    # Collectives whose ranks first exchange numbers
 
     def scatter(
         self, array: npt.ArrayLike | None, out: Array | None, root: int, counts: Sequence[int] | None = None
@@ -192,7 +192,7 @@ class CallBuilder:
         description = np.zeros(_DESCRIBED[0], _INT64)
         if self._rank == root:
             if array is None:
-                raise LayoutError("scatter needs an array on the root, and None was given")
+                raise LayoutError("scatter needs an array on the root, not None: give the array whose rows the ranks share")
             source, target, give = self.take("scatter", array, out)
             description = self._describe(source, counts)
             source = _in_order(source)
@@ -211,7 +211,7 @@ class CallBuilder:
         return (yield self._part((source, target, give), root, uneven, description))
 
     def scatter_shape(self, array: Array, out: None, root: int) -> Operation:
-        """Return the first step of `scatter` alone: the root's ``array`` is what `described` returns."""
+        """Return the first step of `scatter` alone: the root's ``array`` is the result of `described`."""
         request = Request(Collective.BROADCAST, _INT64, _DESCRIBED, root=root, operation="scatter", part="shape")
         return Operation(request, array if self._rank == root else np.empty(0, _INT64), _DESCRIBED)
 
@@ -223,7 +223,7 @@ class CallBuilder:
         return step
 
     def described(self, array: Array) -> Array | None:
-        """Return what the root of a scatter tells of an array that is divided evenly; None where it is taken for another one."""
+        """Return the root's description of an array that scatter divides evenly; None if it is the same as the last one."""
         place = array.dtype, array.shape
         known = self._described.get(place)
         if known is None:
@@ -237,14 +237,14 @@ class CallBuilder:
         return known
 
     def _describe(self, source: Memory, counts: Sequence[int] | None) -> Array:
-        """Return what kind of memory the root's array is, and then its description; raises where it cannot be divided."""
+        """Return the kind of memory of the root's array, and then its description; raises if it cannot be divided."""
         self.arguments.check_dimensions(source)
         self.arguments.blocks(source, counts, "scatter")
         kind = device_number(source.library) if isinstance(source, DeviceArray) else 0
         return np.array([kind, *np.frombuffer(pack_description(source.dtype, source.shape), _INT64)], _INT64)
 
     def _part(self, taken: Taken, root: int, uneven: tuple[int, ...] | None, description: Array) -> Operation:
-        """Return the step in which each rank gets its part of what the root has described."""
+        """Return the step in which each rank gets its part of the described array."""
         source, target, give = taken
         dtype, shape, _ = parse_description(description[1:].tobytes())
         if dtype is None:
@@ -270,10 +270,10 @@ class CallBuilder:
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
     ) -> CallSteps:
-        # Where counts are given they travel first, so that every rank knows what it gets.
+        # If counts are given they travel first, so that every rank knows what it gets.
         source, target, give = self.take("all_to_all", array, out)
         if receive_counts is not None and send_counts is None:
-            raise SizeMismatchError("all_to_all was given receive_counts without send_counts: give send_counts on all ranks")
+            raise SizeMismatchError("all_to_all got receive_counts without send_counts: give send_counts on all ranks")
         per_rank, sizes = self.arguments.blocks(source, send_counts, "all_to_all")
         if send_counts is None:
             request = Request(Collective.ALL_TO_ALL, source.dtype, source.shape, counts=sizes, receive_counts=sizes)
@@ -287,7 +287,7 @@ class CallBuilder:
         received = tuple((yield self._telling(about, per_rank, source, target)).tolist())
         if expected is not None and received != expected:
             raise self._paths.host.give_up(
-                f"in all_to_all rank {self._rank} expects receive_counts={list(expected)}, and the others send it {list(received)}"
+                f"in all_to_all, rank {self._rank} expects receive_counts={list(expected)}, and the others send it {list(received)}"
             )
         shape = (sum(received), *source.shape[1:])
         self._check_late("all_to_all", target, shape, source.dtype)
@@ -325,16 +325,16 @@ class CallBuilder:
         if to is not None and to == self._rank:
             return (yield Local(outgoing, target, give))
         if isinstance(outgoing, DeviceArray) and target is None and whence is not None:
-            raise LayoutError("sendrecv of an array on a GPU needs out=: nothing else tells where the other array is to go")
+            raise LayoutError("sendrecv of an array on a GPU needs out=: it says where the received array goes")
         nobody = to is None and whence is None
         step = Local(None, target) if nobody else Message(outgoing, to, target, whence, give)
         result = yield self._receiving(step)
         return out if whence is None else result
 
-    # What they have in common
+    # The common part
 
     def is_fixed(self, reproducible: bool | None) -> bool:
-        """Tell whether a reduction is reproducible, by its argument or the config."""
+        """Return whether a reduction is reproducible, by its argument or the config."""
         return self._reproducible if reproducible is None else bool(reproducible)
 
     def _reduction(self, op: OpLike, source: Memory) -> Reduction:
@@ -347,11 +347,11 @@ class CallBuilder:
         source, target, give = self.take(collective.value, array, out)
         if isinstance(source, DeviceArray):
             raise UnsupportedError(
-                f"{collective.value} is not there for arrays on GPUs: copy the array to the host, and give that"
+                f"{collective.value} does not support arrays on GPUs: copy the array to the host, and give the copy"
             )
         reduction, fixed = self._reduction(op, source), self.is_fixed(reproducible)
         if reduction.is_mean:
-            raise UsageError(f'{collective.value} has no op="mean": use op="sum", and divide by the number of ranks')
+            raise UsageError(f'{collective.value} does not support op="mean": use op="sum", and divide by the number of ranks')
         request = Request(collective, source.dtype, source.shape, reduction=reduction, reproducible=fixed)
         return Operation(request, source, source.shape, target, give)
 
@@ -364,16 +364,16 @@ class CallBuilder:
         counts: Sequence[int] | None,
         uneven: bool,
     ) -> CallSteps:
-        """Gather, with counts where the arrays differ in length; with ``uneven`` these travel first, and then it is one with counts."""
+        """Gather, with counts if the arrays differ in length; with ``uneven`` the counts travel first, and then it is a gather with counts."""
         what = collective.value
-        # What travels ahead, and what a gather brings, is on the host by then.
+        # The counts, and the result of a gather, are on the host by then.
         may_stage_later = collective is Collective.ALL_GATHER and not uneven
         source, target, give = self.take(what, array, out, may_stage_later=may_stage_later)
         if source.ndim == 0:
             source = source.reshape(1)
         if uneven:
             if counts is not None:
-                raise UsageError(f"{what} was given counts= and uneven=True: give one of them, alike on all ranks")
+                raise UsageError(f"{what} got both counts= and uneven=True: give one of them, the same on all ranks")
             source, ones = _in_order(source), (1,) * self._members.size
             part = "the lengths, for uneven=True,"
             about = Request(Collective.ALL_GATHER, _INT64, (), counts=ones, root=root, operation=what, part=part)
@@ -395,7 +395,7 @@ class CallBuilder:
         return (yield Operation(request, source, shape, target, give, is_agreed=uneven, is_repeatable=not uneven))
 
     def _telling(self, about: Request, mine: Sequence[int], source: Memory, out: Memory | None) -> SizeExchange:
-        """Return what tells the ranks how many rows of ``source`` come from this one: to each its number, or the same to all."""
+        """Return the message about the number of rows of ``source``: to each rank its number, or the same number to all."""
         root = f" for root={about.root}" if about.root >= 0 else ""
         return SizeExchange(
             about,
@@ -407,7 +407,7 @@ class CallBuilder:
         )
 
     def _part_to_come(self, number: int, dtype: np.dtype[Any], target: Memory | None) -> Memory:
-        """Return the empty input of a rank that is not the root of a scatter, in the memory that the root's ``number`` stands for."""
+        """Return the empty input of a rank that is not the root of a scatter, in the kind of memory with the root's ``number``."""
         channel = self._paths.devices.channel
         if not number:
             if isinstance(target, DeviceArray):
@@ -429,11 +429,11 @@ class CallBuilder:
         return step
 
     def _check_late(self, what: str, out: Memory | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Check ``out=`` where only what the other ranks told says what it must be, and they count on this one: end the job if it does not fit."""
+        """Check an ``out=`` that only the numbers of the other ranks describe. The others already rely on this rank: end the job if it does not fit."""
         try:
             _check_out(out, shape, dtype)
         except UsageError as error:
-            raise self._paths.host.give_up(f"rank {self._rank} cannot take what {what} brings: {error}") from error
+            raise self._paths.host.give_up(f"rank {self._rank} cannot take the result of {what}: {error}") from error
 
 
 def _on_devices(*memory: Memory | None) -> list[DeviceArray]:

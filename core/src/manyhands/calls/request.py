@@ -1,7 +1,7 @@
-"""What a call asks for, as data: a request, and the steps of which the program of a call consists.
+"""A call as data: a request, and the steps of which the program of a call consists.
 
-Most calls are one `Operation`. The others are a *program*, a generator: it checks the arguments of a call, yields one step after the other, gets back what each brings, and returns what
-the caller gets. A call whose ranks do not know the sizes beforehand begins with a `SizeExchange`.
+Most calls are one `Operation`. The others are a *program*, a generator: it checks the arguments of a call, yields one step after the other, gets the result of each, and returns the
+caller's result. A call whose ranks do not know the sizes beforehand begins with a `SizeExchange`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from manyhands.schedule.steps import Collective
 __all__ = ["ARRAY", "SLOW_PATH", "CallSteps", "Later", "Local", "Message", "Operation", "Request", "SizeExchange"]
 
 ARRAY: CallSignature = CallSignature("send")
-"""What the headers of all messages between two ranks say that carry an array of the user's."""
+"""The contents of the headers of all messages between two ranks that carry a user's array."""
 
 Later = tuple[str, Turns, Callable[[float], Any]]
-"""A call to be made later: in words, whose turn it needs, and what makes it in so many seconds then."""
+"""A call to be made later: its words, its turn, and a function that makes it within a number of seconds."""
 
 SLOW_PATH: Final = object()
-"""What the fast way of a call gives where the call must go the long way; nothing was done then."""
+"""The result of the fast path if the call must take the slow path; nothing was done then."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One kind of call: all that its plan depends on, and what every rank must give alike.
+    """One kind of call: all that its plan depends on, and all that every rank must give alike.
 
     Attributes
     ----------
     collective
-        What is called.
+        The collective.
     dtype
         The dtype of the arrays.
     shape
@@ -50,13 +50,13 @@ class Request(msgspec.Struct, frozen=True):
     receive_counts
         For all_to_all, the elements that this rank receives.
     reduction, root
-        Where there is one; -1 for no root.
+        The reduction and the root, if there are any; -1 for no root.
     uneven
-        What the caller divided axis 0 into, where it did and all ranks must agree.
+        The caller's division of axis 0, if there is one and all ranks must agree on it.
     reproducible
         Whether the bits of the result must not depend on the algorithm.
     operation, part
-        For a request that is only a part of what the user called: the user's operation, and which part.
+        For a request that is only a part of the user's call: the user's operation, and the part.
     whole, cut
         For a piece of a call on a GPU that goes through the host's memory: the user's call, and into pieces of how many elements of each rank's
         part it is cut.
@@ -78,14 +78,14 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the user called."""
+        """The operation that the user called."""
         return self.operation or self.collective.value
 
     def __str__(self) -> str:
         return self.operation or self.collective.value
 
     def signature(self, *, algorithm: str = "", device: str = "") -> CallSignature:
-        """Return what all ranks must call alike: this, by an algorithm, on a kind of device where that is not the host's memory."""
+        """Return the facts on which all ranks must agree: this request, by an algorithm, on a kind of device if it is not host memory."""
         if self.whole is not None:
             where = f"a GPU, through the host in pieces of {self.cut} elements"
             return self.whole.signature(algorithm=algorithm, device=where)
@@ -113,19 +113,19 @@ class Operation(msgspec.Struct):
     Attributes
     ----------
     request
-        What to do.
+        The request.
     source
         This rank's input, of any layout.
     shape
-        The shape of the result; None where this rank gets none.
+        The shape of the result; None if this rank gets none.
     out
-        Where the result goes; None for new memory.
+        The memory for the result; None for new memory.
     give
-        Turns the memory of the result into what the caller gets; None where it is given as it is.
+        Turns the memory of the result into the caller's; None if it is returned as it is.
     is_agreed
-        Whether the ranks have just told each other what they are about to do: each may have a part of its own in it.
+        Whether the ranks have just agreed on the call: each may have its own part in it.
     identity
-        The result, where it comes from no rank.
+        The result, if it comes from no rank.
     is_repeatable
         Whether a call with arguments of the same kind is this very request.
     """
@@ -141,24 +141,24 @@ class Operation(msgspec.Struct):
 
 
 class SizeExchange(msgspec.Struct):
-    """Numbers that the ranks tell each other before the step that depends on them, for which the others wait from here on.
+    """Numbers that the ranks exchange before the step that depends on them, for which the others wait from here on.
 
     Attributes
     ----------
     request
         The collective that carries them, on int64.
     numbers
-        What this rank tells: on the root of a broadcast to all; else to each rank its number, or the same to all.
+        The numbers of this rank: on the root of a broadcast for all; otherwise a number for each rank, or the same for all.
     count
         How many numbers come back.
     alike
-        In words what all ranks must give alike, for numbers that go through the store.
+        In words the facts on which all ranks must agree, for numbers that go through the store.
     by_store
         Whether they do, since the arrays are on devices or the backend moves no host memory.
     arrays
         The arrays on devices that the call was given.
     may_be_on_device
-        Whether what follows may be on devices although no array that this rank was given is.
+        Whether the next step may be on devices although no array of this rank is.
     """
 
     request: Request
@@ -176,13 +176,13 @@ class Message(msgspec.Struct):
     Attributes
     ----------
     outgoing, dest
-        What is sent, and to whom; None for nothing, and for nobody.
+        The data to send, and the rank to send to; None for nothing, and for no rank.
     target, source
-        Where what comes goes, None for new memory, and from whom it comes, None for nobody.
+        The memory for the received data, None for new memory, and the rank to receive from, None for no rank.
     give
         As for `Operation`.
     signature
-        What the headers say.
+        The contents of the headers.
     """
 
     outgoing: Memory | None
@@ -199,7 +199,7 @@ class Local(msgspec.Struct):
     Attributes
     ----------
     source
-        What is copied; None where nothing is.
+        The array to copy; None if there is none.
     out, give
         As for `Operation`.
     """
@@ -210,4 +210,4 @@ class Local(msgspec.Struct):
 
 
 CallSteps = Generator[Operation | SizeExchange | Message | Local, Any, Any]
-"""The steps of one call, in their order; what it returns is what the caller gets."""
+"""The steps of one call, in their order; it returns the caller's result."""

@@ -1,6 +1,6 @@
 """One way for every call: its arguments become a program, each of its steps an action, and the action runs when its turn comes.
 
-Who makes a call again goes from its key straight to what was made the first time: see `manyhands.calls.host.fast`.
+A repeated call goes from its key straight to the objects of its first time: see `manyhands.calls.host.fast`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TURN_HOLDERS = ("manyhands.calls.runner", "manyhands.group.collectives", "manyh
 
 
 def _has_interrupted_a_call() -> bool:
-    """Return whether this call was made in the midst of another one, below it on the stack: signal handlers run in the main thread, at any time."""
+    """Return whether this call was made in the middle of another one, below it on the stack: signal handlers run in the main thread, at any time."""
     if threading.current_thread() is not threading.main_thread():
         return False
     frame: FrameType | None = sys._getframe(1)
@@ -76,11 +76,11 @@ class Call:
     Parameters
     ----------
     job, members, paths
-        Where it is made.
+        The job, the members of the group, and the paths of its calls.
     name
-        What the user called.
+        The user's name of the call.
     make
-        Returns its only step, or the program of all of them; the first is made ready at once. It raises what is wrong with the arguments.
+        Returns its only step, or the program of all of them; the first is made ready at once. It raises the errors of the arguments.
     """
 
     __slots__ = ("_job", "_members", "_paths", "_program", "action", "name", "step")
@@ -107,17 +107,17 @@ class Call:
         return isinstance(self.action, DeviceAction)
 
     def apart(self, targets: Sequence[Any]) -> Callable[[Any], Any] | None:
-        """As `HostAction.apart`; None also if ranks first tell each other something."""
+        """As `HostAction.apart`; None also if ranks first exchange numbers."""
         return self.action.apart(targets) if isinstance(self.action, HostAction | MessageAction) else None
 
     def tell(self, deadline: Deadline) -> None:
-        """Do the step in which the ranks tell each other numbers, and make the next one ready: the others wait for it from here on."""
+        """Do the step in which the ranks exchange numbers, and make the next one ready: the others wait for it from here on."""
         result = self.action.run(deadline)
         with awaited(self._job, self._members, self.name):
             self._go_on(result)
 
     def run(self, deadline: Deadline) -> Any:
-        """Carry out all steps that are left, and return what the caller gets."""
+        """Carry out the remaining steps, and return the caller's result."""
         result = self.action.run(deadline)
         while isinstance(self.step, SizeExchange):
             with awaited(self._job, self._members, self.name):
@@ -148,9 +148,9 @@ class Calls:
     Parameters
     ----------
     job, members
-        Where the group lives, and who belongs to it.
+        The job and the members of the group.
     paths
-        What carries its calls out.
+        Carries its calls out.
     settings
         The config.
     """
@@ -170,15 +170,15 @@ class Calls:
             whose = job, job.control, job.closed_groups, members.number, paths.plugins, float(settings.timeout_s)
             # C answers for calls that it knows, and hands all others to the method.
             self._call = paths.native.Caller(self._table, self._call, self._go_on, *whose).call  # type: ignore[method-assign]
-        # Where the first step tells whether the arrays are on devices, or time is simulated, a scatter is one program.
+        # If the first step says whether the arrays are on devices, or time is simulated, a scatter is one program.
         self._steps_stay_together = job.runtime.is_simulated or paths.devices.channel is not None or not paths.host.moves
         watches = settings.check_inputs or job.runtime.is_simulated
         self._inputs: Inputs | None = Inputs(job, members) if watches else None
 
-    # From a key to what carries the call out
+    # From a key to the object that carries the call out
 
     def _call(self, key: Key, array: Any, out: Any, timeout_s: float | None) -> Any:
-        """Make a call and wait for its result: the fast way where one like it was made before. C comes here with all that it does not know."""
+        """Make a call and wait for its result: on the fast path if a similar one was made before. C comes here with everything that it does not know."""
         place: Any
         try:
             place = (key, array.dtype, array.shape) if type(array) is _ndarray else (key, type(array), array.dtype, array.shape)
@@ -191,7 +191,7 @@ class Calls:
             elif type(timeout_s) is float and 0.0 < timeout_s < math.inf:
                 seconds = timeout_s
             else:
-                seconds = Deadline(timeout_s).timeout_s  # raises where it is no number of seconds
+                seconds = Deadline(timeout_s).timeout_s  # raises if it is not a number of seconds
             try:
                 result = fast.run(array, out, seconds)
             except CommError:
@@ -209,7 +209,7 @@ class Calls:
         return result
 
     def _go_on(self, fast: HostFast, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
-        """Go on where C has stopped in the midst of a call."""
+        """Continue after C has stopped in the middle of a call."""
         try:
             return fast.go_on(array, target, at, timeout_s)
         except CommError:
@@ -217,7 +217,7 @@ class Calls:
             raise
 
     def _first(self, action: HostAction, place: _Place, timeout_s: float | None) -> Any:
-        """Make the first call of its kind, as those after it will be made; `SLOW_PATH` where they have no fast way."""
+        """Make the first call of its kind, as those after it will be made; `SLOW_PATH` if they have no fast path."""
         fast, out = self._paths.host.fast(action), action.step.out
         if fast is None or (out is not None and out is not action.target):
             return SLOW_PATH
@@ -233,7 +233,7 @@ class Calls:
         return result
 
     def _scatter(self, array: Any, out: Any, root: int, counts: Any, timeout_s: float | None) -> Any:
-        """Make a scatter: its two steps one after the other, each of which has a fast way, where the arrays are on the host."""
+        """Make a scatter: its two steps one after the other, each of which has a fast path if the arrays are on the host."""
         told: Any = NOTHING
         if self._members.rank == root:
             may = type(array) is _ndarray and counts is None and array.flags.c_contiguous
@@ -256,7 +256,7 @@ class Calls:
     def _call_async(
         self, key: Key, array: Any, out: Any, timeout_s: float | None, *, reads: Any = None, writes: Sequence[Any] = ()
     ) -> Work[Any]:
-        """Make a call that goes on in the background, likewise; ``reads`` and ``writes`` are the arrays of the caller's that it uses."""
+        """Make a call that continues in the background, likewise; ``reads`` and ``writes`` are the caller's arrays that it uses."""
         place: Hashable = None
         if type(array) is _ndarray and self._inputs is None and array.flags.c_contiguous and not self._paths.observed:
             place = (key, array.dtype, array.shape)
@@ -288,7 +288,7 @@ class Calls:
         return call
 
     def _remember(self, call: Call, place: Any, array: Any) -> None:
-        """Let the next call of this kind go the fast way, where it has one."""
+        """Let the next call of this kind take the fast path, if it has one."""
         if place is None or type(array) is not _ndarray:
             return
         known = self._fast.get(place)
@@ -329,7 +329,7 @@ class Calls:
         return self._now(Call(self._job, self._members, self._paths, name, make), timeout_s)
 
     def _run_program_async(self, name: str, make: Callable[[], CallSteps], timeout_s: float | None) -> Work[Any]:
-        """Make a call that has a program of its own, and that goes on in the background."""
+        """Make a call that has a program of its own, and that continues in the background."""
         return self._later(Call(self._job, self._members, self._paths, name, make), timeout_s)
 
     def _rank_of(self, root: int) -> int:
@@ -366,7 +366,7 @@ class Calls:
         timeout_s: float | None,
         number: int | None = None,
     ) -> Any:
-        """Run what is ``what`` in words, and #``number``, in this thread when its turns have come, one after the other."""
+        """Run a call, ``what`` in words, and #``number``, in this thread when its turns have come, one after the other."""
         deadline = self._begin(timeout_s)
         self._check_open(what, number)  # before it waits for the turn of a group that has closed
         taken: list[Turns] = []
@@ -388,8 +388,8 @@ class Calls:
             return
         if _has_interrupted_a_call():
             raise UsageError(
-                f"{what} was called by a signal handler in the midst of another call of this thread, whose turn it would wait for: set a flag in "
-                "the handler, and make the call where the program is between two calls; nothing was sent",
+                f"a signal handler called {what} while this thread was in the middle of another call, for which it would wait forever: set a flag in "
+                "the handler, and make the call later, between two calls of the program; nothing was sent",
                 rank=self._job.rank,
                 operation=what,
             )
@@ -460,7 +460,7 @@ class Calls:
                     if isinstance(action, DeviceAction):
                         with awaited(self._job, self._members, call.name):
                             aside.place(action)
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+            except BaseException as error:  # noqa: BLE001 - the wait for the result raises it
                 work.fail(error)
                 return
             if isinstance(action, DeviceAction) and not action.is_copy:
@@ -475,7 +475,7 @@ class Calls:
         return DeviceWork(what, self._callbacks, self._saw, self._job, DeviceWatch.of(self._job))
 
     def _in_turn(self, run: Callable[[], None], *, waits: bool) -> None:
-        """Run something in this thread if its turn is now and it does not wait, else in the background when its turn comes."""
+        """Run a call in this thread if its turn is now and it does not wait, otherwise in the background when its turn comes."""
         if waits or not self._ledger.take_if_free():
             self._ledger.submit(run)
             return
@@ -496,7 +496,7 @@ class Calls:
     def _drain(self, deadline: Deadline, *, for_good: bool = True) -> bool:
         """Wait until the calls in flight, and their callbacks, have ended, as long as the deadline allows.
 
-        Tell whether there were none. A callback that closes the group does not wait for itself.
+        Return whether there was nothing to close. A callback that closes the group does not wait for itself.
         """
         idle = True
         for turns in self._all_turns():
@@ -511,7 +511,7 @@ class Calls:
         return self._paths.devices.finish(deadline) and idle
 
     def _when_idle(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when the last call that is in flight has ended: mostly now. It must be known that no other one will come."""
+        """Call ``then`` when the last call that is in flight has ended: usually now. The caller must know that no other one will come."""
         busy = [turns for turns in self._all_turns() if turns.runs_here or not turns.is_free]
         left = len(busy)
         counting = threading.Lock()

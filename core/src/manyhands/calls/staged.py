@@ -1,8 +1,8 @@
 """Collectives on arrays on GPUs over backends that move the host's memory: whole, or in pieces that overlap.
 
 While one piece is sent and reduced, in a call of the group's own on pinned memory, the next one is copied to the host on a stream of its own,
-and the one before it back to the GPU on another one. All of it is in one turn of the group. The ranks cut alike, which what they say of each
-piece contains: the user's call, and how it is cut.
+and the one before it back to the GPU on another one. All of it is in one turn of the group. The ranks cut alike: the signature of each
+piece names the user's call, and how it is cut.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["CUT", "PiecedAction", "StagedPath"]
 CUT: frozenset[Collective] = frozenset(
     {Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
 )
-"""The collectives that may go in pieces, where their parts are of one size."""
+"""The collectives that may be cut into pieces, if their parts have one size."""
 
 _SLOTS = 3
 """Pieces in memory at once: one on its way to the host, one between the ranks, and one on its way back."""
@@ -58,9 +58,9 @@ class StagedPath:
     Parameters
     ----------
     job, members, host
-        Where the group lives, who belongs to it, and the way of its collectives on the host's memory.
+        The job, the members of the group, and the paths of its collectives on host memory.
     costs
-        What decides how large a piece is.
+        The costs that decide the size of a piece.
     """
 
     def __init__(self, job: Job, members: Members, host: HostPath, costs: Costs) -> None:
@@ -107,7 +107,7 @@ class StagedPath:
         return found[:nbytes]
 
     def forget(self, *more: Any) -> None:
-        """Keep for ever what a GPU may still write to, and ``more``."""
+        """Keep memory to which a GPU may still write, and ``more``, forever."""
         _abandoned.append((self._slots, self._lanes, more))
         self._slots, self._lanes = {}, {}
 
@@ -121,7 +121,7 @@ class StagedPath:
             self.host.ledger.give()
 
     def _expect_end(self) -> None:
-        """Let the end of the job close this. Not before there is something to give back, and by no reference that keeps a group alive."""
+        """Let the end of the job close this. Not before there is memory to give back, and by no reference that keeps a group alive."""
         if self._at_end is None:
             self._at_end = partial(_close, weakref.ref(self))
             self.job.on_close.append(self._at_end)
@@ -133,7 +133,7 @@ class StagedPath:
             self._lanes.clear()
 
     def _piece(self, request: Request) -> int | None:
-        """Return into pieces of how many elements, of each rank's part where there are such, a call is cut; None where it is not."""
+        """Return the number of elements in a piece, of each rank's part if there are parts; None if the call is not cut."""
         reduction = request.reduction
         if request.collective not in CUT or request.uneven is not None or (reduction is not None and reduction.is_users):
             return None
@@ -161,7 +161,7 @@ def _close(path: weakref.ref[StagedPath]) -> None:
 
 
 def _extent(request: Request) -> tuple[int, int]:
-    """Return how many elements the part of a rank has, and how many parts there are where the data of a call are largest."""
+    """Return the number of elements in a rank's part, and the number of parts at the point of a call with the most data."""
     if request.collective in VECTOR:
         return math.prod(request.shape), 1
     return request.counts[0], len(request.counts)
@@ -214,7 +214,7 @@ class PiecedAction:
         if step.shape is not None:
             self._place(source, step.shape, out)
         self._arrays = source, out  # kept until their copies are made
-        # What the current streams have queued by now comes before the copies; so does what used the memory of the result before.
+        # Work that the current streams have queued by now comes before the copies; so do earlier uses of the result's memory.
         self._points = [
             (array, what, array.library.point(array.device))
             for array, what in ((self._source, "fetch"), (self._target, "store"))
@@ -224,7 +224,7 @@ class PiecedAction:
         self._stored: deque[tuple[int, Mark]] = deque()
 
     def _place(self, source: DeviceArray, shape: tuple[int, ...], out: DeviceArray | None) -> None:
-        """Find the memory of the result; take a copy of the input where it shares memory with that in another way than by being the same."""
+        """Find the memory of the result; copy the input if it overlaps that memory without being the same."""
         request = self._request
         if out is not None:
             check_device_out(out, shape, request.dtype)
@@ -242,7 +242,7 @@ class PiecedAction:
         given.library.copy(self._source, given)
 
     def run(self, deadline: Deadline) -> Any:
-        """Carry it out, and return what the caller gets, which is there on every stream.
+        """Carry it out, and return the caller's result, which is there on every stream.
 
         Raises
         ------
@@ -278,7 +278,7 @@ class PiecedAction:
         return start, min(self._piece, self._length - start)
 
     def _memory(self, what: str, number: int, width: int) -> Array:
-        """Return the pinned memory of a piece, of ``width`` parts; input and output share it where a collective may."""
+        """Return the pinned memory of a piece, of ``width`` parts; input and output share it if a collective may do so."""
         array = self._source if self._source is not None else self._target
         assert array is not None
         kind = "both" if self._request.collective in VECTOR else what
@@ -351,7 +351,7 @@ class PiecedAction:
             guarded(path.job, path.members, path.host.ledger.next, self._signature, deadline, wait)
 
     def _settle(self) -> None:
-        """After a failure, let the copies that are under way end, so that none writes to memory that is used for something else by then."""
+        """After a failure, let the copies that are under way end, so that none writes to memory that is used for another purpose by then."""
         left = [*self._marks.values(), *(mark for _, mark in self._stored)]
         patience = Deadline(_SETTLING_S)
         with suppress(Exception):  # the device has failed, which the error that is on its way says or follows from
@@ -376,7 +376,7 @@ def _until(job: Job, mark: Mark, words: str, deadline: Deadline) -> None:
 
 
 def _cut(request: Request, piece: int, size: int) -> Request:
-    """Return the request of a piece of ``size`` elements, which says to the other ranks what the user called, and how it is cut."""
+    """Return the request of a piece of ``size`` elements, which informs the other ranks about the user's call, and how it is cut."""
     length, width = (size,), len(request.counts)
     if request.collective in VECTOR:
         return structs.replace(request, shape=length, whole=request, cut=piece)

@@ -33,7 +33,7 @@ class Work(Generic[T]):
     """The handle of a call that runs in the background. The ``_async`` methods of `Group` return it.
 
     Until the work is done, do not write to the arrays given to the call, and do not touch ``out=``. You may drop a handle: the
-    call goes on and keeps its arrays alive. If it fails, every later call on the group raises its error.
+    call continues and keeps its arrays alive. If it fails, every later call on the group raises its error.
 
     Collectives of one group run, and end, in the order in which they were issued. The same holds for sends to one rank, and for
     receives from one rank.
@@ -59,7 +59,7 @@ class Work(Generic[T]):
     )
 
     _waits_are_told: ClassVar[bool] = True
-    """Whether the rules about waits that never end hear of each call that this may wait for."""
+    """Whether the search for endless waits learns of each call that this may wait for."""
 
     def __init__(self, what: str, turns: Turns, on_failure_seen: Callable[[], None] | None = None) -> None:
         self._what = what
@@ -93,14 +93,14 @@ class Work(Generic[T]):
         Returns
         -------
         ndarray or None
-            What the call without ``_async`` returns.
+            The result of the call without ``_async``.
 
         Raises
         ------
         DeadlineError
-            ``timeout_s`` passed. The call goes on, the group stays usable, and you may call this again.
+            ``timeout_s`` passed. The call continues, the group stays usable, and you may call this again.
         ManyHandsError
-            What the call raised.
+            The error of the call.
         ClosedError
             This process was forked from the one that made the call.
         UnsupportedError
@@ -122,7 +122,7 @@ class Work(Generic[T]):
         return self._result
 
     def _ends_by(self, deadline: Deadline | None) -> bool:
-        """Wait until the call has ended; tell whether it has by the deadline. As `_first_done`, for one alone."""
+        """Wait until the call has ended; return whether it has by the deadline. As `_first_done`, for one alone."""
         self._check_process()
         self._check_ends()
         self._expect_end()
@@ -139,7 +139,7 @@ class Work(Generic[T]):
         return self._ended
 
     def _leave(self, place: Place) -> None:
-        """Let a thread be forgotten that does not wait any more."""
+        """Let a thread be forgotten that no longer waits."""
         with self._lock:
             if place in self._places:
                 self._places.remove(place)
@@ -158,7 +158,7 @@ class Work(Generic[T]):
         return self.wait(timeout_s)
 
     def done(self) -> bool:
-        """Tell whether the call has ended, successfully or not. Never blocks.
+        """Return whether the call has ended, successfully or not. Never blocks.
 
         Raises
         ------
@@ -204,7 +204,7 @@ class Work(Generic[T]):
             ``callback`` cannot be called.
         """
         if not callable(callback):
-            raise UsageError(f"a callback is called with the work, and {callback!r} cannot be called")
+            raise UsageError(f"a callback must be a function of the work; {callback!r} cannot be called")
         loop = _running_loop()
         if not self._ended:
             self._check_process()
@@ -223,7 +223,7 @@ class Work(Generic[T]):
         Parameters
         ----------
         callback
-            What was given to `add_done_callback`.
+            The argument of `add_done_callback`.
 
         Returns
         -------
@@ -231,8 +231,8 @@ class Work(Generic[T]):
             How often it had been added.
         """
         with self._lock:
-            # `asyncio.wait`, when it has been told, does this to each work and then asks whether it is done. Were the simulated time to go on
-            # between one and the next, what it finds would depend on the order of a set.
+            # `asyncio.wait`, when it is notified, does this to each work and then checks whether it is done. If the simulated time moved
+            # between one and the next, its findings would depend on the order of a set.
             self._takes_stock = self._turns.runtime.is_simulated
             before = len(self._callbacks)
             self._callbacks = [each for each in self._callbacks if each[0] != callback]
@@ -244,15 +244,15 @@ class Work(Generic[T]):
             self._check_process()
             self._check_ends()
         if not self._ended:
-            # Whoever awaits has imported it; for all others it would be a tenth of the time that manyhands takes to import.
+            # A program that awaits has imported asyncio; for all others it would be a tenth of the time that manyhands takes to import.
             from asyncio import get_running_loop
 
             try:
                 loop = get_running_loop()
             except RuntimeError:
                 raise UsageError(
-                    f"await of {self._what} needs a running event loop of asyncio: elsewhere call work.wait(), in a thread of its own where "
-                    "nothing may block"
+                    f"await of {self._what} needs a running event loop of asyncio: elsewhere, call work.wait(), in a separate thread if this one "
+                    "must not block"
                 ) from None
             ended: asyncio.Future[None] = loop.create_future()
 
@@ -269,21 +269,23 @@ class Work(Generic[T]):
 
     @property
     def _condition(self) -> NoReturn:
-        """Say what to do to `concurrent.futures.wait` and ``as_completed``, which begin with this of each of their futures."""
+        """Explain the right way to `concurrent.futures.wait` and ``as_completed``, which begin with this of each of their futures."""
         raise UsageError(
-            "a Work is no concurrent.futures.Future: wait for several by manyhands.wait_all(works), manyhands.wait_any(works) or "
+            "a Work is not a concurrent.futures.Future: wait for several with manyhands.wait_all(works), manyhands.wait_any(works) or "
             "manyhands.as_completed(works)"
         )
 
     def _expect_end(self) -> None:
-        """Prepare to be woken at the end; for DeviceWork, whose end somebody must look for."""
+        """Prepare to be woken at the end; for DeviceWork, whose end must be looked for."""
 
     def _check_ends(self) -> None:
         """Refuse to wait for an end that never comes; for the works of a batch, which ends after its block."""
 
     def _late(self, deadline: Deadline | None) -> DeadlineError:
         seconds = 0.0 if deadline is None else deadline.timeout_s
-        return DeadlineError(f"{self._what} was not done within {seconds:g} s of waiting; it goes on", operation=self._what)
+        return DeadlineError(
+            f"{self._what} was not done within {seconds:g} s of waiting; the call continues", operation=self._what
+        )
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -293,10 +295,10 @@ class Work(Generic[T]):
             )
 
     def run(self, action: Callable[[], T]) -> None:
-        """Do what the call does, and end it; for core."""
+        """Make the call, and end it; for core."""
         try:
             self._result = action()
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - the wait for the result raises it
             self._error = error
             self._trace = error.__traceback__
         with self._lock:
@@ -313,14 +315,14 @@ class Work(Generic[T]):
         if loop is None:
             self._turns.submit(lambda: self._call(callback))
             return
-        # Not in turn: one of those that come before may be waiting for this. A loop that has been closed has nobody who waits.
+        # Not in turn: an earlier one may be waiting for this. If a loop is closed, nothing waits in it.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(callback, self)
 
     def _call(self, callback: Callable[[Work[T]], object]) -> None:
         try:
             callback(self)
-        except BaseException:  # noqa: BLE001 - nobody waits for a callback who could take it, and those after it must run
+        except BaseException:  # noqa: BLE001 - no caller could take it, and the callbacks after it must run
             _log.exception("manyhands: a callback of %s failed", self._what)
 
 
@@ -332,7 +334,7 @@ def wait_all(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> lis
     Parameters
     ----------
     works
-        What ``Group.*_async`` and batches return.
+        Results of ``Group.*_async`` and of batches.
     timeout_s
         The most seconds to wait for all of them together. By default there is no limit.
 
@@ -344,13 +346,13 @@ def wait_all(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> lis
     Raises
     ------
     DeadlineError
-        ``timeout_s`` passed. The calls go on, their groups stay usable, and you may call this again.
+        ``timeout_s`` passed. The calls continue, their groups stay usable, and you may call this again.
     ManyHandsError
-        A call failed. This is the error of the first failed one in the order of ``works``; the others go on.
+        A call failed. This is the error of the first failed one in the order of ``works``; the others continue.
     ClosedError
         This process was forked from the one that made the calls.
     UsageError
-        ``works`` holds something else, or ``timeout_s`` is no number of seconds.
+        ``works`` contains another object, or ``timeout_s`` is not a number of seconds.
     """
     chosen, deadline = _checked(works, timeout_s, "wait_all")
     return [work._finish(deadline) for work in chosen]
@@ -364,7 +366,7 @@ def wait_any(works: Iterable[Work[Any]], *, timeout_s: float | None = None) -> i
     Parameters
     ----------
     works
-        What ``Group.*_async`` and batches return; at least one.
+        Results of ``Group.*_async`` and of batches; at least one.
     timeout_s
         The most seconds to wait. By default there is no limit.
 
@@ -376,15 +378,15 @@ def wait_any(works: Iterable[Work[Any]], *, timeout_s: float | None = None) -> i
     Raises
     ------
     DeadlineError
-        ``timeout_s`` passed. The calls go on, their groups stay usable, and you may call this again.
+        ``timeout_s`` passed. The calls continue, their groups stay usable, and you may call this again.
     ClosedError
         This process was forked from the one that made the calls.
     UsageError
-        ``works`` is empty or holds something else, or ``timeout_s`` is no number of seconds.
+        ``works`` is empty or contains another object, or ``timeout_s`` is not a number of seconds.
     """
     chosen, deadline = _checked(works, timeout_s, "wait_any")
     if not chosen:
-        raise UsageError("wait_any was given no works, and would wait for ever")
+        raise UsageError("wait_any got no works, and would wait forever: give at least one")
     place = _first_done(chosen, deadline)
     if place is None:
         raise _none_done(chosen, timeout_s)
@@ -400,7 +402,7 @@ def as_completed(works: Iterable[Work[T]], *, timeout_s: float | None = None) ->
     Parameters
     ----------
     works
-        What ``Group.*_async`` and batches return.
+        Results of ``Group.*_async`` and of batches.
     timeout_s
         The most seconds until the last call has ended, counted from now. By default there is no limit.
 
@@ -412,11 +414,11 @@ def as_completed(works: Iterable[Work[T]], *, timeout_s: float | None = None) ->
     Raises
     ------
     DeadlineError
-        From the iterator: ``timeout_s`` passed before the next call had ended. The calls go on, and their groups stay usable.
+        From the iterator: ``timeout_s`` passed before the next call had ended. The calls continue, and their groups stay usable.
     ClosedError
         From the iterator: this process was forked from the one that made the calls.
     UsageError
-        At once: ``works`` holds something else, or ``timeout_s`` is no number of seconds.
+        At once: ``works`` contains another object, or ``timeout_s`` is not a number of seconds.
     """
     chosen, deadline = _checked(works, timeout_s, "as_completed")
 
@@ -432,7 +434,7 @@ def as_completed(works: Iterable[Work[T]], *, timeout_s: float | None = None) ->
 
 def _checked(works: Iterable[Work[T]], timeout_s: float | None, what: str) -> tuple[list[Work[T]], Deadline | None]:
     """Return the works, and until when to wait for them."""
-    words = f"{what} takes a list of works, such as group.all_reduce_async() returns, and a"
+    words = f"{what} takes a list of works, such as group.all_reduce_async() returns, but a"
     if not isinstance(works, Iterable):
         raise UsageError(f"{words} {type(works).__name__} was given")
     chosen: list[Any] = list(works)
@@ -445,7 +447,7 @@ def _checked(works: Iterable[Work[T]], timeout_s: float | None, what: str) -> tu
 
 
 def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | None:
-    """Wait until one of some works has ended; return where the first is that has, None where that was not so by the deadline."""
+    """Wait until one of some works has ended; return the index of the first such, None if none had by the deadline."""
     are_told = True
     for work in works:
         if not work._ended:
@@ -461,7 +463,7 @@ def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | 
         done = _first_ended(works)
         if done is not None:
             return done
-        # Whoever will give up may still come to the rescue of others.
+        # A wait that will give up may still help others first.
         place = runtime.place(for_good=deadline is None and are_told)
         for work in works:
             work._places.append(place)
@@ -485,7 +487,7 @@ def _none_done(works: Sequence[Work[Any]], timeout_s: float | None) -> DeadlineE
     if len(names) > _TOLD:
         names[_TOLD:] = [f"{len(names) - _TOLD} more"]
     return DeadlineError(
-        f"none of {len(works)} calls was done within {timeout_s or 0:g} s of waiting ({', '.join(names)}); they go on",
+        f"none of {len(works)} calls was done within {timeout_s or 0:g} s of waiting ({', '.join(names)}); the calls continue",
         operation=works[0]._what,
     )
 
@@ -495,6 +497,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
     module = sys.modules.get("asyncio")
     try:
         loop: asyncio.AbstractEventLoop | None = None if module is None else module.get_running_loop()
-    except (RuntimeError, AttributeError):  # there is none; asyncio is being imported by another thread
+    except (RuntimeError, AttributeError):  # there is no loop; another thread is importing asyncio
         return None
     return loop

@@ -1,4 +1,4 @@
-"""What MPI, torch.distributed and NCCL call what is here, so that whoever comes from there is told our name for it."""
+"""The names of MPI, torch.distributed and NCCL for our calls, so that their users learn our names."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _OPS = _by_theirs(
 
 
 class _Foreign:
-    """An attribute that is not there, and says what is. It costs nothing where nobody asks for it, as ``__getattr__`` would."""
+    """An attribute that does not exist, whose error names the one that does. Unlike ``__getattr__``, it costs nothing if it is not used."""
 
     def __init__(self, name: str, ours: str) -> None:
         self._name = name
@@ -91,7 +91,7 @@ class _Foreign:
 
 
 class ForeignNames:
-    """A class whose users are told our names for the calls of a group, where they use those of others."""
+    """A class whose users learn our names for the calls of a group if they use those of other libraries."""
 
     def __dir__(self) -> Iterable[str]:
         return [name for name in super().__dir__() if name not in _OF_A_GROUP]
@@ -102,7 +102,7 @@ for _theirs, _ours in _OF_A_GROUP.items():
 
 
 def nearest_op(given: object, known: Iterable[str]) -> str | None:
-    """Return the name of a reduction that was meant by a name, or by an object of another library; None where none is near."""
+    """Return the name of the reduction that a name or an object of another library means; None if none is close."""
     import difflib
 
     # torch's ReduceOp.SUM is that in words; functions have a name.
@@ -111,7 +111,7 @@ def nearest_op(given: object, known: Iterable[str]) -> str | None:
 
 
 def missing_from_module(name: str) -> str:
-    """Return in words that the package does not have a name, and what has it."""
+    """Return a sentence: the package does not have a name, and which object has it."""
     meant = _OF_THE_PACKAGE.get(name)
     call = name if name in _OF_A_GROUP.values() else _OF_A_GROUP.get(name)
     if call is not None:

@@ -1,4 +1,4 @@
-"""Calls into code that nobody vouches for, which may not come back."""
+"""Calls into foreign code that may never return."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Stuck(Exception):
 
 
 def bounded(action: Callable[[], T], timeout_s: float, name: str, too_late: Callable[[T], object] = lambda _: None) -> T:
-    """Return what an action returns, or raise what it raises, after at most ``timeout_s`` seconds.
+    """Return the result of an action, or raise its exception, after at most ``timeout_s`` seconds.
 
     It runs in a daemon thread of its own, with the context variables of the calling thread.
 
     Parameters
     ----------
     action
-        What to do.
+        The function to call.
     timeout_s
         Seconds that it may last.
     name
         The thread's name.
     too_late
-        Takes what the action returns when nobody waits for it any more; it must not raise.
+        Takes the function's result if the caller no longer waits for it; it must not raise.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def bounded(action: Callable[[], T], timeout_s: float, name: str, too_late: Call
         error: BaseException | None = None
         try:
             value = action()
-        except BaseException as raised:  # noqa: BLE001 - it is raised where the action was asked for
+        except BaseException as raised:  # noqa: BLE001 - the caller raises it
             error = raised
         with turn:
             done.append((value, error))

@@ -1,4 +1,4 @@
-"""What a user gave, before it is believed."""
+"""Checks of users' values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["UNREADABLE", "is_number", "is_success", "safe_str", "whole"]
 
 
 UNREADABLE: Final = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError)
-"""What decoders raise for bytes that they cannot read: of msgspec, JSON, TOML and text, for bytes and structures of any kind and depth."""
+"""The exceptions of decoders for bytes that they cannot read: of msgspec, JSON, TOML and text, for bytes and structures of any kind and depth."""
 
 
 def is_success(error: BaseException) -> bool:
-    """Tell whether an exception is only ``sys.exit()`` with nothing wrong."""
+    """Return whether an exception is only ``sys.exit()`` with nothing wrong."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
@@ -22,12 +22,12 @@ def safe_str(error: BaseException) -> str:
     """Return the words of an exception, which may come from anywhere, and may have none that can be had."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - whatever it is, the exception that it belongs to matters more
+    except Exception:  # noqa: BLE001 - the exception whose text fails matters more
         return "(its words cannot be shown)"
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether this is a real number: Python's, NumPy's or another one's."""
+    """Return whether this is a real number: Python's, NumPy's or another one's."""
     return isinstance(value, Real)
 
 

@@ -1,4 +1,4 @@
-"""Folders: the one in which this process works, and those where others may write too."""
+"""Folders: the one in which this process works, and those that other users may write to."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def here() -> Path:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that its owner alone can read, whole or not at all, in a folder where others may write too.
+    """Write a file that only its owner can read, whole or not at all, in a folder that other users may write to.
 
-    It comes into being under a name that nobody can foretell, and is renamed. So a link that somebody has put there is replaced, and not
+    It is created under a name that nobody can guess, and then renamed. So a link that another user has put there is replaced, and not
     followed to a file of this user.
 
     Raises
     ------
     OSError
-        It cannot be written: as when the folder keeps what others have put there under its name. What was there before is as it was.
+        It cannot be written: for example, the folder protects another user's file of its name. The old file is then unchanged.
     """
     unfinished = path.with_name(f"{path.name}.{os.urandom(8).hex()}.unfinished")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -44,7 +44,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Return what is in a file that others may have put there.
+    """Return the content of a file that other users may have put there.
 
     Parameters
     ----------
@@ -60,14 +60,14 @@ def read_regular(path: Path, most: int) -> bytes:
     OSError
         It cannot be read.
     """
-    # Without O_NONBLOCK, a pipe that nobody writes to would be waited for.
+    # Without O_NONBLOCK, opening a pipe without a writer would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise UsageError("it is no regular file, but a pipe, a device or a folder")
+            raise UsageError("it is not a regular file, but a pipe, a device or a folder")
         if status.st_size > most:
-            raise UsageError(f"it has {status.st_size:,} bytes, and may have {most:,}")
+            raise UsageError(f"it has {status.st_size:,} bytes, but at most {most:,} are allowed")
     except BaseException:
         os.close(descriptor)
         raise

@@ -1,4 +1,4 @@
-"""What to type to install more of manyhands."""
+"""The command that installs more of manyhands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OWN: Final = re.compile(r"['\"]?manyhands-(\w+)(\[[\w,-]+\])?")
 def install_command(command: str) -> str:
     """Return a pip command as it works here.
 
-    A manyhands that pip installed from a folder finds its other distributions beside it, and no release of them need exist: what the
-    command names as ``manyhands[EXTRA]`` is named by its paths then, and the command is unchanged otherwise.
+    If pip installed manyhands from a folder, its other distributions are beside it, and need not be released: the command then uses
+    their paths instead of ``manyhands[EXTRA]``, and is unchanged otherwise.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def _by_folders(root: Path, option: str, part: re.Match[str]) -> str:
 
 @functools.cache
 def _checkout() -> tuple[Path, str] | None:
-    """Return the folder that holds the source of this manyhands, and how pip was told to install from it (PEP 610)."""
-    # Imported here, since it is asked only where something is missing.
+    """Return the folder with the source of this manyhands, and how pip installed from it (PEP 610)."""
+    # Imported here, because it is needed only if something is missing.
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit

@@ -1,7 +1,7 @@
 """Which line of the program a call comes from: not one of manyhands, nor of a library that lies in between.
 
-Each file is of one of four kinds, in this order of what is shown: the program's own; a package that was installed, which may be the program
-where nothing else is; the standard library; manyhands and its own packages.
+Each file is of one of four kinds, in this order of preference: the program's own; an installed package, which may be the program
+if there is nothing else; the standard library; manyhands and its own packages.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ OURS: Final = 3
 
 _CORE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
-_SCRIPTS = str(Path(sys.executable).parent) + os.sep  # what starts an installed program, and is one line
+_SCRIPTS = str(Path(sys.executable).parent) + os.sep  # the starter of an installed program, which is one line
 _SITES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 def program_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame of the program.
 
-    Where all of the program was installed, that is the innermost frame of an installed package; None where there is none of that either.
+    If all of the program was installed, that is the innermost frame of an installed package; None if there is none of that either.
 
     Parameters
     ----------
     frame
-        Where to begin; from there outwards.
+        The frame to begin at; the search goes outwards.
     """
     installed = None
     while frame is not None:
@@ -48,7 +48,7 @@ def program_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return the line of the program that a stack is at, such as ``"train.py:31"``; nothing where there is none.
+    """Return the line of the program that a stack is at, such as ``"train.py:31"``; empty if there is none.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def line_raised(error: BaseException) -> str:
 
 @lru_cache(maxsize=1024)
 def _shown(file: str, module: str) -> str:
-    """Return a file with the folders that its module's name has, such as ``"shop/train.py"`` for ``shop.train``: alike wherever it lies.
+    """Return a file with the folders that its module's name has, such as ``"shop/train.py"`` for ``shop.train``: alike in any folder.
 
     So the trace does not depend on the directory that a program is started in, or goes to.
     """
@@ -89,7 +89,7 @@ def _shown(file: str, module: str) -> str:
 
 
 def kind_of(file: str) -> int:
-    """Return what the code of a file belongs to: PROGRAM, INSTALLED, STANDARD or OURS."""
+    """Return the owner of a file's code: PROGRAM, INSTALLED, STANDARD or OURS."""
     if file == "<string>":  # a method of a dataclass, or the program of `python -c`, whose main module has no file
         return PROGRAM if getattr(sys.modules.get("__main__"), "__file__", None) is None else STANDARD
     return _kind_of(file)
@@ -107,7 +107,7 @@ def _kind_of(file: str) -> int:
 
 
 def _is_of_layer(file: str) -> bool:
-    """Tell whether a file is of a package called manyhands or manyhands_..., and is not what was started."""
+    """Return whether a file is of a package called manyhands or manyhands_..., and is not the started program."""
     if "manyhands" not in file or file == getattr(sys.modules.get("__main__"), "__file__", None):
         return False
     top = ""

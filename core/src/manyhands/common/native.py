@@ -1,4 +1,4 @@
-"""The compiled executor, where it is installed."""
+"""The compiled executor, if it is installed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["native", "why_not_native"]
 
 
 def native() -> ModuleType | None:
-    """Return the module ``manyhands_native``; None where it is not installed or could not be built."""
+    """Return the module ``manyhands_native``; None if it is not installed or could not be built."""
     return _load()[0]
 
 
 def why_not_native() -> str:
-    """Return in words why `native` returns None; an empty text where it does not."""
+    """Return a text with the reason why `native` returns None; empty if it does not."""
     return _load()[1]
 
 
@@ -26,6 +26,6 @@ def _load() -> tuple[ModuleType | None, str]:
     except ModuleNotFoundError as error:
         if error.name == "manyhands_native":
             return None, "not installed"
-        return None, "installed without its compiled part, for which there was no C compiler"
+        return None, "installed without its compiled part, because there was no C compiler"
     except ImportError as error:
         return None, str(error)

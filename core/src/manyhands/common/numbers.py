@@ -1,4 +1,4 @@
-"""A set of numbers for ever: it takes a bit for each, and not an object."""
+"""A growing set of numbers, which takes a bit for each, and not an object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CHUNK = 4096
 
 
 class Numbers:
-    """A set of whole numbers to which numbers are only added, mostly near each other."""
+    """A set of whole numbers to which numbers are only added, usually near each other."""
 
     __slots__ = ("_chunks",)
 

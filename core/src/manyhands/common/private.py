@@ -1,4 +1,4 @@
-"""Files that hold a secret: who else can read them."""
+"""Files that hold a secret: a check that no other user can read them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def warn_of_readers(path: Path, what: str) -> None:
     path
         The file; links are followed. A file that cannot be looked at is passed over: reading it says why.
     what
-        What the file is, such as ``"the secret"``.
+        A description of the file, such as ``"the secret"``.
     """
     try:
         status = path.stat()
@@ -37,9 +37,9 @@ def warn_of_readers(path: Path, what: str) -> None:
 
 
 def _others(mode: int, owner: int, me: int) -> str:
-    """Return in words who else can read or replace a file; empty if nobody can."""
+    """Return words about other users who can read or replace a file; empty if there are none."""
     if owner not in (0, me):
-        return f"belongs to another user of this host (number {owner}), who can read and replace it: make it this user's own, or root's"
+        return f"belongs to another user of this host (uid {owner}), who can read and replace it: chown it to this user, or to root"
     remedy = "`chmod 600` takes that back; in Kubernetes, mount it with `defaultMode: 0400`, or 0440 with an fsGroup"
     allowed = stat.S_IRGRP if owner == 0 else 0
     if mode & _READ_OR_WRITTEN & ~allowed:

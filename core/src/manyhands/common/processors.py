@@ -26,7 +26,7 @@ def quotas(root: Path) -> Iterator[tuple[int, int]]:
     Parameters
     ----------
     root
-        Where ``proc`` and ``sys`` are; for tests.
+        The folder of ``proc`` and ``sys``; for tests.
     """
     groups = root / "sys" / "fs" / "cgroup"
     for line in _read(root / "proc" / "self" / "cgroup").splitlines():

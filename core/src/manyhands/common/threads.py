@@ -1,4 +1,4 @@
-"""Threads whose start cannot last for ever."""
+"""Threads whose start cannot block forever."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _START_S = 5.0
 class Thread(threading.Thread):
     """A thread that is found out not to begin.
 
-    Python's own `start` waits until the new thread says that it runs. One that finds no memory for its first steps ends without a word, and `start`
-    waits for ever (python/cpython#140746). This one raises `RuntimeError` then, as it does where the system refuses a thread.
+    Python's own `start` waits until the new thread says that it runs. If the thread finds no memory for its first steps, it ends silently, and `start`
+    waits forever (python/cpython#140746). This one raises `RuntimeError` then, as it does if the system refuses a thread.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class _Begun(threading.Event):
     """Set when a thread has begun."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until then; raise `RuntimeError` where it takes too long and the caller knows no bound."""
+        """Wait until then; raise `RuntimeError` if it takes too long and the caller knows no bound."""
         if not super().wait(_START_S if timeout is None else timeout) and timeout is None:
-            raise RuntimeError("can't start new thread: it found no memory to begin")
+            raise RuntimeError("can't start new thread: there was no memory for its first steps")
         return self.is_set()

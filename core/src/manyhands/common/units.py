@@ -36,12 +36,12 @@ def parse_bytes(text: str) -> int:
     found = _SIZE.fullmatch(text)
     unit = _UNITS.get(found[3].lower()) if found else None
     if found is None or unit is None:
-        raise UsageError(f"{text!r} is no number of bytes; expected is one such as 4096, 64KiB, 1GiB, 1.5MB or 1e6")
+        raise UsageError(f"{text!r} is not a number of bytes; expected one such as 4096, 64KiB, 1GiB, 1.5MB or 1e6")
     from fractions import Fraction
 
     nbytes = Fraction(found[1]) * Fraction(10) ** int(found[2] or 0) * unit
     if nbytes.denominator != 1:
-        raise UsageError(f"{text!r} is no whole number of bytes; expected is one such as 4096, 64KiB, 1GiB, 1.5MB or 1e6")
+        raise UsageError(f"{text!r} is not a whole number of bytes; expected one such as 4096, 64KiB, 1GiB, 1.5MB or 1e6")
     return int(nbytes)
 
 
@@ -63,6 +63,6 @@ def bytes_text(nbytes: float) -> str:
 
 def time_text(seconds: float) -> str:
     """Return a time with three digits and a unit, such as ``"31.4 us"``; all digits above 999 seconds."""
-    # What would be rounded to a thousand of a unit is one of the next.
+    # A number that would be rounded to a thousand of a unit is shown as one of the next.
     scale, unit = next((each for each in _TIMES if seconds >= 0.9995 * each[0]), _TIMES[-1])
     return f"{seconds / scale:.3g} {unit}" if seconds < 999.5 else f"{seconds:,.0f} s"

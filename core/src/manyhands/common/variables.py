@@ -10,20 +10,20 @@ from typing import Final
 __all__ = ["OF_ONE_RANK", "PREFIX", "Variable", "has_whole_tracebacks", "of_setting"]
 
 PREFIX: Final = "MANYHANDS_"
-"""What the name of every environment variable of manyhands begins with."""
+"""The prefix of the names of all environment variables of manyhands."""
 
 
 class Variable(StrEnum):
-    """The variables that mean something else than a key of the configuration. ``PLUGINS`` is both: a comma-separated list."""
+    """The variables that are not keys of the configuration. ``PLUGINS`` is both: a comma-separated list."""
 
     CONFIG = "MANYHANDS_CONFIG"
     """The configuration file."""
     ELASTIC = "MANYHANDS_ELASTIC"
     """The launcher's folder by which replacements come in; set by ``manyhands run`` for each rank of an elastic job."""
     ERROR_FILE = "MANYHANDS_ERROR_FILE"
-    """Where a rank leaves the error that ends it; set by a launcher, for each rank another one."""
+    """The file in which a rank leaves the error that ends it; set by a launcher, for each rank another one."""
     JOINED = "MANYHANDS_JOINED"
-    """What a rank leaves for the processes that it starts: its id, and which rank it is of which job."""
+    """Left by a rank for the processes that it starts: its process id, its rank and its job."""
     LAUNCHED = "MANYHANDS_LAUNCHED"
     """The address where the ranks of ``manyhands run`` meet."""
     NEWCOMER = "MANYHANDS_NEWCOMER"
@@ -35,11 +35,11 @@ class Variable(StrEnum):
     RANK = "MANYHANDS_RANK"
     """Which rank this process is; the user's word, before any launcher's."""
     RENDEZVOUS = "MANYHANDS_RENDEZVOUS"
-    """Where the ranks meet, ``host:port``; the user's word, before the configuration's and any launcher's."""
+    """The address where the ranks meet, ``host:port``; it overrides the configuration and every launcher."""
     RENDEZVOUS_FD = "MANYHANDS_RENDEZVOUS_FD"
     """The socket on which rank 0 listens, which its launcher has bound."""
     RUN_ID = "MANYHANDS_RUN_ID"
-    """What tells two runs with one address and one secret apart."""
+    """Distinguishes two runs with one address and one secret."""
     SECRET = "MANYHANDS_SECRET"  # noqa: S105 - the name, not the secret
     """The secret of the job."""
     TRACEBACK = "MANYHANDS_TRACEBACK"
@@ -64,8 +64,8 @@ OF_ONE_RANK: Final = frozenset(
         "TORCHELASTIC_USE_AGENT_STORE",
     }
 )
-"""What one launcher tells its ranks. A launcher that is started by a rank, or by a shell in which these are set, keeps them from its own ranks:
-they would win over what it says itself, or contradict it."""
+"""The variables that one launcher sets for its ranks. If such a launcher is started by a rank, or by a shell in which they are set, it keeps
+them from its own ranks: they would override its own variables, or contradict them."""
 
 
 def of_setting(*keys: str) -> str:

@@ -1,7 +1,7 @@
-"""Configuration: what can be set, where values come from, and what is wrong with them.
+"""Configuration: the settings, the sources of their values, and the errors in them.
 
 Arguments > command line > environment > file > defaults. The command line hands its choices to the ranks as environment
-variables, and is therefore seen as environment here.
+variables, so these appear as environment here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Putting into words what is wrong with a configuration: file, key, value, what is allowed, and the nearest valid name."""
+"""Messages about errors in a configuration: file, key, value, the allowed values, and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SECRET: Final = re.compile(r"secret|password|passphrase|token|credential", re.I
 
 
 def is_secret(path: Sequence[str]) -> bool:
-    """Tell whether the value at ``path`` must not be shown; the name of a file that holds a secret may."""
+    """Return whether the value at ``path`` must not be shown; the name of a file that holds a secret may."""
     return any(_SECRET.search(key) and not key.endswith("_file") for key in path)
 
 
 def problem(merged: Merged, path: Sequence[str], value: object, what: str) -> Problem:
-    """Say what is wrong with the value at ``path``."""
+    """Return the problem with the value at ``path``."""
     origin, key = merged.origin(path), ".".join(path)
     where = f"environment variable {origin}" if origin.startswith(PREFIX) else origin
     shown = HIDDEN if is_secret(path) else repr(value)
@@ -37,7 +37,7 @@ def problem(merged: Merged, path: Sequence[str], value: object, what: str) -> Pr
 def from_validation(
     error: ValidationError, model: type[BaseModel], merged: Merged, above: tuple[str, ...] = ()
 ) -> list[Problem]:
-    """Say what pydantic found wrong with the table at ``above``, which ``model`` describes."""
+    """Return the problem that pydantic found in the table at ``above``, which ``model`` describes."""
     problems = []
     for detail in error.errors(include_url=False):
         path = tuple(str(part) for part in detail["loc"])
@@ -73,13 +73,13 @@ def _unknown_key(path: tuple[str, ...], model: type[BaseModel], above: tuple[str
 
 
 def _described(model: type[BaseModel], path: Sequence[str]) -> str:
-    """Return what is told of the key at ``path`` of a model, where it is one of its own."""
+    """Return the description of the key at ``path`` of a model, if it is one of its own."""
     field = model.model_fields.get(path[0]) if len(path) == 1 else None
     return (field.description or "") if field is not None else ""
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys of the table at ``path`` of a model; none where the path leaves the models."""
+    """Return the keys of the table at ``path`` of a model; none if the path leaves the models."""
     from pydantic import BaseModel
 
     for key in path:

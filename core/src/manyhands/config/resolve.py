@@ -45,7 +45,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Resolved:
-    """A valid configuration, and where each of its values came from; made by `load`.
+    """A valid configuration, and the origin of each of its values; made by `load`.
 
     Attributes
     ----------
@@ -82,16 +82,16 @@ class Resolved:
         return as_kind(self._manager.config_kind(spec), config)
 
     def _check(self, spec: BackendSpec) -> tuple[BaseModel | None, list[Problem]]:
-        """Return the table of a backend as its model, or what is wrong with it."""
+        """Return the table of a backend as its model, or its problems."""
         return _check_table(self._manager.config_kind(spec), spec.name, self.settings.backends.get(spec.name, {}), self._merged)
 
     def lacking(self, name: str) -> str | None:
-        """Return why a backend cannot be taken without being asked for: what nobody set, and what it cannot do without.
+        """Return why a backend cannot be taken unless the user chooses it: a setting that it needs, and that is not set.
 
         Returns
         -------
         str or None
-            None where nothing is missing, and where somebody set its table: what is wrong with that is an error.
+            None if nothing is missing, and if its table is set: faults in the table are an error.
         """
         if name in self.settings.backends:
             return None
@@ -109,16 +109,16 @@ class Resolved:
         name
             Its name.
         within
-            The backends that it is to be a part of, the outermost first.
+            The backends of which it will be a part, the outermost first.
 
         Raises
         ------
         BackendUnavailableError
             It, or a part of it, cannot run here; the message says what to type.
         PluginError
-            There is none of that name, or it cannot be described.
+            There is no backend of that name, or it cannot be described.
         ConfigError
-            Its table does not fit, or it is to be a part of itself.
+            Its table does not fit, or it would be a part of itself.
         """
         if name in within:
             circle = " -> ".join(map(repr, [*within, name]))
@@ -127,7 +127,7 @@ class Resolved:
             spec = self._manager.describe(name)
         except UnknownBackendError as error:
             if within and install_hint(name) and name not in self._manager.installed_names():
-                text = f"the backend {within[-1]!r} is to be composed of {name!r}, and {error}"
+                text = f"the backend {within[-1]!r} should be composed of {name!r}, but {error}"
                 raise BackendUnavailableError(text) from None
             raise
         reason = self._manager.available(name)
@@ -147,11 +147,11 @@ class Resolved:
         return spec
 
     def given(self) -> dict[str, Any]:
-        """Return what somebody set, as a mapping that says the same in place of a file."""
+        """Return the values that are set, as a mapping that says the same in place of a file."""
         return copy.deepcopy(self._merged.tree)
 
     def origin(self, key: str) -> str:
-        """Return where the value of a dotted key came from.
+        """Return the origin of the value of a dotted key.
 
         A file's path, the name of an environment variable, ``"argument"``, ``"config argument"`` (a mapping in place of a
         file) or ``"default"``.
@@ -164,15 +164,15 @@ class Resolved:
         Parameters
         ----------
         backends
-            Backends whose tables are shown whole, defaults included, for which their plugins are described. Of any other
-            backend only what somebody set is shown. A key that a backend cannot do without, and that nobody set, has no
+            Backends whose tables are shown whole, defaults included, and for which their plugins are described. For any other
+            backend only the set values are shown. A key that a backend needs, and that is not set, has no
             value, and the origin `REQUIRED`.
 
         Raises
         ------
         ConfigError
-            A table does not fit; the message has one line for each problem, of all tables. A table that nobody set is
-            right until somebody chooses its backend.
+            A table does not fit; the message has one line for each problem, of all tables. A table that is not set is
+            right until its backend is chosen.
         PluginError
             As `backend_config`, for one of ``backends``.
         """
@@ -220,7 +220,7 @@ class Resolved:
             if name in seen or name not in self._manager.names():
                 continue
             seen.add(name)
-            with contextlib.suppress(PluginError):  # said by who describes it
+            with contextlib.suppress(PluginError):  # the description of the plugin reports it
                 spec = self._manager.describe(name)
                 config, _ = self._check(spec)
                 waiting += [] if config is None else _parts(spec, self._own(spec, config)).values()
@@ -232,7 +232,7 @@ def _parts(spec: BackendSpec, config: Any) -> Mapping[str, str]:
     try:
         return {} if spec.parts is None else spec.parts(config)
     except Exception as error:
-        raise PluginError(f"the backend {spec.name!r} raised {named(error)} when it was asked for its parts") from error
+        raise PluginError(f"the backend {spec.name!r} raised {named(error)} when it should name its parts") from error
 
 
 def load(
@@ -251,11 +251,11 @@ def load(
         A TOML file, or a mapping in place of one. By default the file that ``MANYHANDS_CONFIG`` names, else
         ``manyhands.toml``, else ``[tool.manyhands]`` of ``pyproject.toml``, both in ``directory``.
     arguments
-        What the caller asks for, as nested mappings; it goes before all else. Values of None are left out.
+        The caller's values, as nested mappings; they override everything else. Values of None are left out.
     environ
         The environment; by default that of the process.
     directory
-        Where files are looked for; by default the working directory.
+        The folder in which files are looked for; by default the working directory.
     manager
         The plugin manager that knows the backends; by default that of the process. The switches under ``plugins`` are
         applied to it.
@@ -314,7 +314,7 @@ def _base_layer(
         return None, list(flatten(given, MAPPING))
     if given is not None and not isinstance(given, str | os.PathLike):
         raise ConfigError(
-            f"config must be the path of a TOML file or a mapping, and {given!r} was given",
+            f"config must be the path of a TOML file or a mapping, not {given!r}",
             file=ARGUMENT,
             key="config",
             value=given,
@@ -329,7 +329,7 @@ def _with_backend_names(leaves: list[Leaf], manager: PluginManager) -> list[Leaf
         return leaves
     try:
         spelling = {name.lower().replace("-", "_"): name for name in manager.installed_names()}
-    except PluginError:  # a module that a switch names: told when the names are checked, with all else that is wrong
+    except PluginError:  # a module that a switch names: reported when the names are checked, with all other errors
         return leaves
     return [
         ((path[0], spelling.get(path[1], path[1]), *path[2:]), value, origin)
@@ -360,14 +360,14 @@ def _check_names(merged: Merged, manager: PluginManager) -> list[Problem]:
 
 
 def _check_tables(merged: Merged, manager: PluginManager) -> Iterator[Problem]:
-    """Check the tables of backends where something else is wrong already, so that one error tells all; their plugins are described."""
+    """Check the tables of backends if something else is wrong already, so that one error reports everything; their plugins are described."""
     for name, table in _table(merged, "backends").items():
-        with contextlib.suppress(PluginError):  # said by who asks for it
+        with contextlib.suppress(PluginError):  # the choice of the backend reports it
             yield from _check_table(manager.config_kind(manager.describe(name)), name, table, merged)[1]
 
 
 def _check_table(kind: type[object], name: str, table: object, merged: Merged) -> tuple[BaseModel | None, list[Problem]]:
-    """Return the table of a backend as its model, or what is wrong with it."""
+    """Return the table of a backend as its model, or its problems."""
     try:
         return _validated(model_of(kind), merged, table, ("backends", name))
     except Exception as error:
@@ -377,7 +377,7 @@ def _check_table(kind: type[object], name: str, table: object, merged: Merged) -
 def _validated(
     model: type[Model], merged: Merged, table: object, above: tuple[str, ...] = ()
 ) -> tuple[Model | None, list[Problem]]:
-    """Return the table at ``above`` as a model, or what is wrong with it."""
+    """Return the table at ``above`` as a model, or its problems."""
     try:
         return model.model_validate(table), []
     except ValidationError as error:  # not chained: pydantic's own text repeats the values, secrets included
@@ -385,6 +385,6 @@ def _validated(
 
 
 def _table(merged: Merged, key: str) -> dict[str, Any]:
-    """Return a table of the raw values; empty where something else stands, which the model has complained about."""
+    """Return a table of the raw values; empty if another value stands there, which the model has refused."""
     table = merged.tree.get(key)
     return table if isinstance(table, dict) else {}

@@ -17,7 +17,7 @@ __all__ = ["json_schema"]
 def json_schema(manager: PluginManager) -> dict[str, Any]:
     """Return the JSON Schema of ``manyhands.toml``, with a table for each backend of ``manager``.
 
-    A backend that cannot be described, or whose model has no schema, keeps its table, without any statement of what it may hold.
+    A backend that cannot be described, or whose model has no schema, keeps its table, without a description of its keys.
     """
     schema = Settings.model_json_schema()
     definitions: dict[str, Any] = schema.setdefault("$defs", {})
@@ -31,7 +31,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
         try:
             table = model_of(manager.config_kind(description.spec)).model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
         except Exception as error:  # noqa: BLE001 - a field of a stranger's model may have no schema, and raises as it likes
-            tables[name] = {"type": "object", "description": f"What it may hold has no schema: {named(error)}"}
+            tables[name] = {"type": "object", "description": f"There is no schema for its keys: {named(error)}"}
             continue
         definitions.update({f"{name}.{model}": value for model, value in table.pop("$defs", {}).items()})
         tables[name] = {**table, "description": description.spec.summary}

@@ -14,7 +14,7 @@ __all__ = ["job_secret"]
 
 
 def job_secret(rendezvous: RendezvousSettings, environ: Mapping[str, str]) -> bytes:
-    """Return the secret that the user gives a job; empty if there is none.
+    """Return the secret that the user set for a job; empty if there is none.
 
     The variable ``MANYHANDS_SECRET`` wins over the file that ``rendezvous.secret_file`` names, of which spaces and newlines at both ends do not
     count.

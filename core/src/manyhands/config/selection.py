@@ -18,25 +18,25 @@ __all__ = ["make_selector"]
 
 
 def make_selector(resolved: Resolved, plugins: PluginManager, backend: BackendSpec | None = None) -> Selector:
-    """Return what chooses algorithms by a configuration: its table file, its overrides, and the algorithms of plugins.
+    """Return the selector of algorithms for a configuration: its table file, its overrides, and the algorithms of plugins.
 
     Parameters
     ----------
     resolved
         The configuration.
     plugins
-        Who may bring further algorithms; extensions are loaded for it.
+        The manager of plugins, which may bring further algorithms; extensions are loaded for it.
 
     backend
-        Whose table comes before that of manyhands, and after that of the configuration, where it has one.
+        The backend whose table comes before that of manyhands, and after that of the configuration, if it has one.
 
     Raises
     ------
     ConfigError
-        The table file or ``[algorithms]`` names what is not there, or an algorithm that the verifier has refused; the message says
+        The table file or ``[algorithms]`` names an algorithm that does not exist, or one that the verifier has refused; the message says
         where, and ``file`` and ``key`` hold it.
     PluginError
-        A module that ``plugins`` names cannot be loaded; `DuplicatePluginError` where two algorithms have one name.
+        A module that ``plugins`` names cannot be loaded; `DuplicatePluginError` if two algorithms have one name.
     """
     settings = resolved.settings
     rules = plugin_rules(backend.selection) if backend is not None and backend.selection is not None else None

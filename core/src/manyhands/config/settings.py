@@ -1,4 +1,4 @@
-"""What can be set, its type, its default and its limits, as pydantic models."""
+"""The settings, with their types, defaults and limits, as pydantic models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "gpu_staging", "live
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})")
 _MAX_PORT: Final[int] = 65535
 _MOST_HEARTBEATS: Final = 100
-"""How many a kernel may be told to wait for: less than 127, which is the most that Linux counts."""
+"""The most probes that a kernel may wait for: less than 127, which is the most that Linux counts."""
 
 
 def _seconds(value: Any) -> Any:
@@ -35,7 +35,7 @@ def _seconds(value: Any) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    """Refuse true and false, likewise."""
+    """Raise an error for true and false, likewise."""
     if isinstance(value, bool):
         raise ValueError("expected a number of bytes")
     return value
@@ -58,7 +58,7 @@ def _address(value: Any) -> Any:
 
 def _backend(value: Any) -> Any:
     if isinstance(value, dict):
-        raise ValueError("expected the name of a backend; what one is told stands in the table [backends.NAME]")
+        raise ValueError("expected the name of a backend; its settings belong in the table [backends.NAME]")
     return value
 
 
@@ -79,7 +79,7 @@ class _Table(BaseModel):
 
 
 class RendezvousSettings(_Table):
-    """``[rendezvous]``: where and how the ranks meet, when no launcher says so."""
+    """``[rendezvous]``: where and how the ranks meet, if no launcher says so."""
 
     address: Annotated[str | None, BeforeValidator(_address)] = Field(
         default=None, description='Where the ranks meet, as "host:port"; an IPv6 address stands in brackets.'
@@ -94,7 +94,7 @@ class RendezvousSettings(_Table):
 
 
 class LivenessSettings(_Table):
-    """``[liveness]``: how a host that says nothing any more is noticed."""
+    """``[liveness]``: the detection of a silent host."""
 
     heartbeat_s: _Count = Field(
         default=2,
@@ -118,10 +118,11 @@ class LivenessSettings(_Table):
 
 
 class GpuStagingSettings(_Table):
-    """``[gpu_staging]``: what it costs where arrays on GPUs go through the host's memory, by which they are cut into pieces; alike on all ranks."""
+    """``[gpu_staging]``: the costs of arrays on GPUs that go through the host's memory, which decide their pieces; alike on all ranks."""
 
     latency_s: _Seconds = Field(
-        default=100e-6, description="Seconds that a collective lasts beside its bytes: of one element, for example."
+        default=100e-6,
+        description="Seconds that a collective takes without the time for its bytes: one of a single element, for example.",
     )
     move_bytes_per_s: _BytesPerS = Field(
         default=2e9, description="The bytes of an array that a collective sends and reduces in a second."
@@ -132,7 +133,7 @@ class GpuStagingSettings(_Table):
 
 
 class RecorderSettings(_Table):
-    """``[recorder]``: what the flight recorder keeps, and where it writes it."""
+    """``[recorder]``: the records that the flight recorder keeps, and the folder of its files."""
 
     directory: str | None = Field(
         default=None,
@@ -145,11 +146,11 @@ class RecorderSettings(_Table):
 
 
 class SecuritySettings(_Table):
-    """``[security]``: what is done against whoever sits on the path between two hosts."""
+    """``[security]``: protection against an attacker on the path between two hosts."""
 
     checksum: bool = Field(
         default=False,
-        description="Whether every message of data bears a keyed checksum, so that nobody on the path can change it unnoticed; tcp has it, and backends that have not are refused.",
+        description="Whether every message of data has a keyed checksum, so that nobody on the path can change it unnoticed; tcp supports it, and backends that do not are refused.",
     )
     tls: Path | None = Field(
         default=None,
@@ -162,7 +163,7 @@ class SecuritySettings(_Table):
 
 
 class Settings(_Table):
-    """Everything that can be configured, except what the chosen backend's plugin adds under ``[backends.NAME]``."""
+    """Everything that can be configured, except the settings that the chosen backend's plugin adds under ``[backends.NAME]``."""
 
     backend: Annotated[str, BeforeValidator(_backend)] = Field(
         default="auto", description="The name of an installed backend, or 'auto'."
@@ -178,7 +179,7 @@ class Settings(_Table):
     )
     gpu_staging: GpuStagingSettings = Field(
         default_factory=GpuStagingSettings,
-        description="What the pieces cost in which arrays on GPUs go through the host's memory.",
+        description="The costs of the pieces in which arrays on GPUs go through the host's memory.",
     )
     algorithms: dict[str, str] = Field(
         default_factory=dict,
@@ -190,32 +191,31 @@ class Settings(_Table):
     )
     reproducible: bool = Field(
         default=False,
-        description="Whether reductions give the same bits whatever the algorithm and the size, where a call does not say it itself.",
+        description="Whether reductions give the same bits for every algorithm and size, if a call does not choose it itself.",
     )
     check_inputs: bool = Field(
         default=False,
-        description="Whether to look if the program writes to an array that a call in the background still reads; always so in a simulated world.",
+        description="Whether to check that the program does not write to an array that a call in the background still reads; a simulated world always does.",
     )
     native: bool = Field(
         default=True,
-        description="Whether to use the compiled executor, where it is installed; results and errors are the same without it.",
+        description="Whether to use the compiled executor if it is installed; results and errors are the same without it.",
     )
     ranks_per_host: _Count | None = Field(
-        default=None, description="How many neighbouring ranks share a host, instead of what the names of their hosts say."
+        default=None,
+        description="The number of neighbouring ranks that share a host, instead of the number by the names of their hosts.",
     )
     plugins: list[str] = Field(
-        default_factory=list, description="Plugins or modules to load, and 'no:NAME' for those to leave alone."
+        default_factory=list, description="Plugins or modules to load, and 'no:NAME' for those not to load."
     )
     rendezvous: RendezvousSettings = Field(default_factory=RendezvousSettings, description="Where and how the ranks meet.")
-    liveness: LivenessSettings = Field(
-        default_factory=LivenessSettings, description="How a host that says nothing any more is noticed."
-    )
+    liveness: LivenessSettings = Field(default_factory=LivenessSettings, description="How a silent host is detected.")
     recorder: RecorderSettings = Field(
-        default_factory=RecorderSettings, description="What the flight recorder keeps, and where it writes it."
+        default_factory=RecorderSettings, description="What the flight recorder keeps, and where it writes."
     )
-    security: SecuritySettings = Field(default_factory=SecuritySettings, description="What protects messages on their way.")
+    security: SecuritySettings = Field(default_factory=SecuritySettings, description="The protection of messages on their way.")
     backends: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="One table per backend; its plugin says what it may hold."
+        default_factory=dict, description="One table per backend; its plugin defines the keys."
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Where configuration values come from: files, environment variables and arguments, merged with the origin of each value.
+"""The sources of configuration values: files, environment variables and arguments, merged with the origin of each value.
 
 Nothing here knows what the values mean; `manyhands.config` does.
 """
@@ -42,25 +42,25 @@ __all__ = [
 ]
 
 RESERVED: Final[frozenset[str]] = frozenset(Variable)
-"""The variables that mean something else than a key of the configuration."""
+"""The variables that are not keys of the configuration."""
 
 FILE_NAME: Final[str] = "manyhands.toml"
 """The file that is looked for in the working directory."""
 
 ARGUMENT: Final[str] = "argument"
-"""The origin of what a caller gave."""
+"""The origin of a caller's value."""
 
 MAPPING: Final[str] = "config argument"
-"""The origin of what a caller gave as a mapping in place of a file."""
+"""The origin of a caller's value in a mapping in place of a file."""
 
 DEFAULT: Final[str] = "default"
-"""The origin of what nobody gave."""
+"""The origin of a value that is not set."""
 
 REQUIRED: Final[str] = "required"
-"""The origin of what nobody gave, and what a backend that nobody chose would need."""
+"""The origin of a value that is not set, and that a backend would need that is not chosen."""
 
 HIDDEN: Final[str] = "(not shown)"
-"""What stands in place of a value that may be a secret."""
+"""The text in place of a value that may be a secret."""
 
 Leaf = tuple[tuple[str, ...], Any, str]
 """The path of a value in the tree of keys, the value, and its origin."""
@@ -68,7 +68,7 @@ Leaf = tuple[tuple[str, ...], Any, str]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: the line that says so, and what a `ConfigError` keeps of it."""
+    """One problem: its line, and the fields of its `ConfigError`."""
 
     text: str
     file: str | None = None
@@ -95,7 +95,7 @@ class Merged:
     origins: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def origin(self, path: Sequence[str]) -> str:
-        """Return where the value at ``path`` came from, by the nearest path that somebody gave; `DEFAULT` if nobody did."""
+        """Return the origin of the value at ``path``, by the nearest path that is set; `DEFAULT` if none is."""
         whole = tuple(path)
         for length in range(len(whole), 0, -1):
             if whole[:length] in self.origins:
@@ -154,7 +154,7 @@ def read_environment(
     Returns
     -------
     list of Leaf
-        What the variables set.
+        The values of the variables.
     list of Problem
         The variables that begin with ``MANYHANDS_`` and mean nothing.
     """
@@ -228,7 +228,7 @@ def find_file(environ: Mapping[str, str], directory: Path) -> Path | None:
 
 
 def _trusted(path: Path, environ: Mapping[str, str]) -> Path:
-    """Return a file that nobody has named, unless another user has put it there: it says which code runs, and which secret counts."""
+    """Return a file that is found but not named, unless another user owns it: it selects code to run, and the secret."""
     if not hasattr(os, "geteuid"):
         return path
     trusted = {0, os.geteuid()}
@@ -237,9 +237,9 @@ def _trusted(path: Path, environ: Mapping[str, str]) -> Path:
     owner = next((status.st_uid for status in (path.lstat(), path.stat()) if status.st_uid not in trusted), None)
     if owner is not None:
         raise ConfigError(
-            f"{str(path)!r} belongs to the user {owner}, and this process to {os.geteuid()}: a configuration file of somebody else, which nobody has named, is "
-            f"not read, since it could choose code to run. If you trust it, name it: --config {path.name}, MANYHANDS_CONFIG={path.name}, or config= of init(); "
-            "else leave the folder",
+            f"{str(path)!r} belongs to the user {owner}, but this process to {os.geteuid()}: manyhands does not read another user's configuration file unless "
+            f"it is named, because the file could select code to run. If you trust it, name it: --config {path.name}, MANYHANDS_CONFIG={path.name}, or config= of init(); "
+            "otherwise work in another folder",
             file=str(path),
         )
     return path
@@ -279,7 +279,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def as_toml(value: object) -> str:
-    """Return a value as TOML has it; what TOML does not know, such as a path, becomes text."""
+    """Return a value as TOML has it; a value that TOML does not know, such as a path, becomes text."""
     match value:
         case Enum():
             return as_toml(value.value)

@@ -1,4 +1,4 @@
-"""What a backend is: the abstract classes that a plugin implements, and the description that it registers."""
+"""The interface of a backend: the abstract classes that a plugin implements, and the description that it registers."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Backend(ABC):
     """A way of moving bytes between the ranks of a job; made by the factory that a `BackendSpec` names, once for each job.
 
     A backend ends by `abort` and `close`, in this order, whether the job went well or not. Either may come again, also `abort` after `close`.
-    From the first `abort` on, what waits in a transport raises `LinkLost`, and so does every call that still comes, or the wait for what
-    it returned: another thread may be on its way into one. A call that waits for nothing may return, such as `Transport.connect` to a
-    connected peer. Core calls no method in a forked child of the process.
+    From the first `abort` on, every wait in a transport raises `LinkLost`. So does every later call, and the wait for a transfer that
+    such a call returns: another thread may be about to make one. A call that waits for nothing may return, such as
+    `Transport.connect` to a connected peer. Core calls no method in a forked child of the process.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Backend(ABC):
         channel
             As for `open_transport`.
         meeting
-            Who belongs to the group, and how they trade cards.
+            The ranks of the group, and the way in which they trade cards.
 
         Returns
         -------
@@ -142,7 +142,7 @@ class Backend(ABC):
         TimeoutError
             The deadline passed.
         """
-        raise NotImplementedError(f"{type(self).__name__} moves no device memory")
+        raise NotImplementedError(f"the backend {type(self).__name__} cannot move device memory")
 
     def part(self, name: str) -> Backend | None:
         """Return a part of this backend, for ``Group.backend``.
@@ -155,7 +155,7 @@ class Backend(ABC):
         Returns
         -------
         Backend or None
-            The part; None, the default, if there is none of that name.
+            The part; None, the default, if no part has that name.
         """
         return None
 
@@ -170,7 +170,7 @@ class Backend(ABC):
         Returns
         -------
         memoryview or None
-            The memory: writable, zeroed and aligned to 64 bytes. It is given back when the last view of it is gone, which may be after `close`.
+            The memory: writable, zeroed and aligned to 64 bytes. It is given back when its last view is gone, which may be after `close`.
             None, the default, if the backend has none.
 
         Raises
@@ -184,7 +184,7 @@ class Backend(ABC):
     def abort(self) -> None:
         """Wake every thread that waits in a transport of this backend, with `LinkLost`.
 
-        Called when the job fails, and before `close`; from any thread, also one of core's own that must go on. Never blocks and never raises.
+        Called when the job fails, and before `close`; from any thread, also a thread of core that must continue. Never blocks and never raises.
         """
 
     @abstractmethod
@@ -197,7 +197,7 @@ class Backend(ABC):
 
 
 class Bootstrap(ABC):
-    """What a backend's factory gets: who this rank is, its config, and ways to find the other ranks.
+    """The arguments of a backend's factory: this rank, its config, and ways to find the other ranks.
 
     The methods may be called in the factory. `dial` may be called later too, from any thread, until the backend is closed. Each blocks no longer
     than its deadline allows, and raises the job's `CommError` if the job ends meanwhile.
@@ -205,7 +205,7 @@ class Bootstrap(ABC):
     Attributes
     ----------
     rank, world_size
-        Who this rank is.
+        The number of this rank, and the number of all ranks.
     config
         The backend's own validated config, an instance of `BackendSpec.config`.
     host
@@ -217,14 +217,14 @@ class Bootstrap(ABC):
     hosts
         For each rank, the number of its host.
     local_rank
-        This rank's number among the ranks of its host, from 0. It is that of the beginning of the job, even after ranks are
-        numbered anew.
+        This rank's number among the ranks of its host, from 0. It is the number at the beginning of the job, even after ranks are
+        renumbered.
     runtime
         The clock and threads of this rank. In a simulated world, ``deadline`` and the deadlines of transports are points on its
         clock.
     native
-        The module ``manyhands_native``, the compiled executor; None where it is not installed or has been switched off. Whatever it does, Python
-        does as well, so that a backend may have no use for it. Ranks with and without it must understand each other.
+        The module ``manyhands_native``, the compiled executor; None if it is not installed or is switched off. Python can do
+        all its work, so a backend need not use it. Ranks with and without it must understand each other.
     """
 
     rank: int
@@ -293,12 +293,12 @@ class Bootstrap(ABC):
     def exchange(self, name: str, card: bytes) -> list[bytes]:
         """Give this rank's card, and return the cards of all ranks. All ranks must call it, in the same order.
 
-        The cards travel over core's authenticated connections. Who can read the network can read them: they are not encrypted.
+        The cards travel over core's authenticated connections. They are not encrypted: anyone who can read the network can read them.
 
         Parameters
         ----------
         name
-            What the cards are about; part of the error if a rank does not come.
+            The subject of the cards; part of the error if a rank does not come.
         card
             At most 64 KiB, such as `write_card` makes.
 
@@ -343,14 +343,14 @@ class Bootstrap(ABC):
 
     @abstractmethod
     def dial(self, peer: int, address: tuple[str, int], hello: bytes, deadline: Deadline) -> socket.socket:
-        """Connect to where a rank listens, proving to be a rank of this job. Only that rank's listener for this backend takes the connection.
+        """Connect to the address of a rank, proving to be a rank of this job. Only that rank's listener for this backend takes the connection.
 
         Parameters
         ----------
         peer
             The rank.
         address
-            What its `listen` returned.
+            The result of its `listen`.
         hello
             At most 64 bytes, for the other side's ``accept``, which gets them padded with zeros to 64. Say in it which rank and which channel this is.
         deadline
@@ -359,8 +359,8 @@ class Bootstrap(ABC):
         Returns
         -------
         socket.socket
-            The connected, non-blocking stream socket, which is the backend's to close. With ``security.tls`` what is sent and received by its
-            methods is encrypted, one method at a time. An OSError with the number EBADMSG then says that what came is not what was sent. After a
+            The connected, non-blocking stream socket, which belongs to the backend, and which it must close. With ``security.tls`` its methods encrypt
+            everything that they send and receive, one method at a time. An OSError with the number EBADMSG then says that the received bytes are not the sent ones. After a
             ``send`` that raised BlockingIOError, the next one must have the same bytes. Wait for the descriptor only after
             ``recv`` has raised BlockingIOError: the socket may have read more than it has returned.
 
@@ -373,7 +373,7 @@ class Bootstrap(ABC):
         """
 
     def is_from(self, sock: socket.socket, peer: int) -> bool:
-        """Return whether a connection that ``accept`` got may be from the rank that its hello names, which its certificate then tells.
+        """Return whether a connection that ``accept`` got may be from the rank in its hello, according to its certificate.
 
         A backend asks this before it takes the connection for that rank's, and closes the connection if not. It does not block. Without
         ``security.tls`` there is nothing to compare.
@@ -394,9 +394,9 @@ class Bootstrap(ABC):
         return True
 
     def seals(self, sock: socket.socket) -> tuple[Seal, Seal] | None:
-        """Return what seals the messages of a connection, where ``security.checksum`` asks for it.
+        """Return the seals for the messages of a connection, if ``security.checksum`` is set.
 
-        A backend whose `BackendSpec.checksum` is True puts the seals into every message, and raises `Damaged` where one does not fit.
+        A backend whose `BackendSpec.checksum` is True puts the seals into every message, and raises `Damaged` if a seal is wrong.
 
         Parameters
         ----------
@@ -406,7 +406,7 @@ class Bootstrap(ABC):
         Returns
         -------
         tuple of Seal and Seal, or None
-            For what this rank sends there, and for what comes, the same each time; None where messages need no seals.
+            The seal for messages to that rank, and the seal for messages from it, the same each time; None if messages need no seals.
         """
         return None
 
@@ -418,6 +418,6 @@ NativeCollective = Callable[
 
 ``source`` and ``target`` are one-dimensional and C-contiguous. They are empty if this rank holds none, and may be the same
 memory if the collective allows that. For a mean, the native also divides. At the deadline it raises TimeoutError. While it
-waits, it calls ``on_stall`` with the ranks that it waits for, or with an empty list if it cannot tell, after 0.4 s and then
+waits, it calls ``on_stall`` with the ranks that it waits for, or with an empty list if it does not know, after 0.4 s and then
 every 0.5 s. So core finds calls that can never end. It raises `LinkLost`, or `HeaderMismatch` with as much of the other's
-header as it knows, which may be nothing. One native at a time is called for a group, in any thread."""
+header as it knows, which may be nothing. Core calls one native at a time for a group, in any thread."""

@@ -1,4 +1,4 @@
-"""Cards: what ranks tell each other before they begin, as JSON. A card that cannot be read is found before it is used."""
+"""Cards: the facts that ranks trade before they begin, as JSON. A card that cannot be read is found before it is used."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def write_card(value: object) -> bytes:
 
 
 def read_cards(cards: Sequence[bytes], kind: type[T]) -> list[T]:
-    """Return what the cards of an exchange say.
+    """Return the values of the cards of an exchange.
 
     Parameters
     ----------
     cards
         One of each rank, in order.
     kind
-        What each of them is: a dataclass, ``dict[str, int]`` and the like; every value has its declared type.
+        The type of each card: a dataclass, ``dict[str, int]`` and the like; every value has its declared type.
 
     Raises
     ------
@@ -48,5 +48,5 @@ def read_cards(cards: Sequence[bytes], kind: type[T]) -> list[T]:
         try:
             read.append(decoder.decode(card))
         except UNREADABLE as error:
-            raise Damaged(rank, f"what it tells the other ranks of itself cannot be read: {error}") from None
+            raise Damaged(rank, f"the card that it sent to the other ranks cannot be read: {error}") from None
     return read

@@ -15,7 +15,7 @@ class BackendConfig(BaseModel):
     """The base of a backend's config model, a pydantic model. Instances are frozen, and unknown keys are errors."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
-    """What pydantic is told."""
+    """Pydantic's settings."""
 
 
 def is_config(kind: object) -> bool:
@@ -27,7 +27,7 @@ def is_config(kind: object) -> bool:
 
 
 def model_of(kind: type[Any]) -> type[BaseModel]:
-    """Return the model that checks a class of configs; the metadata of a dataclass's field is what `pydantic.Field` takes."""
+    """Return the model that checks a class of configs; the metadata of a dataclass's field are arguments of `pydantic.Field`."""
     if issubclass(kind, BackendConfig):
         return kind
     hints, members = typing.get_type_hints(kind, include_extras=True), {}
@@ -45,5 +45,5 @@ def model_of(kind: type[Any]) -> type[BaseModel]:
 
 
 def as_kind(kind: type[Any], config: BaseModel) -> Any:
-    """Return a checked config as what its plugin expects."""
+    """Return a checked config in the type that its plugin expects."""
     return kind(**{name: getattr(config, name) for name in type(config).model_fields}) if is_dataclass(kind) else config

@@ -41,8 +41,8 @@ class Deadline:
     def __init__(self, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
         if not (type(timeout_s) is float or is_number(timeout_s)) or not 0 < timeout_s < math.inf:
             raise UsageError(
-                f"timeout_s must be a positive, finite number of seconds, and {timeout_s!r} was given: no call of manyhands "
-                "may block for ever; give a large number, such as 86400 for a day"
+                f"timeout_s must be a positive, finite number of seconds, not {timeout_s!r}: no call of manyhands "
+                "may block forever; give a large number, such as 86400 for a day"
             )
         self.timeout_s: float = float(timeout_s)
         self._now = now
@@ -53,5 +53,5 @@ class Deadline:
         return max(0.0, self.at - self._now())
 
     def passed(self) -> bool:
-        """Tell whether the deadline has passed."""
+        """Return whether the deadline has passed."""
         return self._now() >= self.at

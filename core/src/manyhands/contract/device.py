@@ -1,4 +1,4 @@
-"""What a backend offers for arrays that live on GPUs: the classes that a plugin implements beside, or instead of, a transport."""
+"""The interface of a backend for arrays on GPUs: the classes that a plugin implements in addition to, or instead of, a transport."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["DeviceCall", "DeviceChannel", "DeviceEvent", "DeviceFailure", "Devic
 
 
 class DeviceFailure(Exception):
-    """The library that moves device memory failed. A channel raises or returns it; core tells every rank.
+    """The library that moves device memory failed. A channel raises or returns it; core informs every rank.
 
     Parameters
     ----------
     reason
-        What the library says.
+        The library's own message.
     is_remote
         Whether it blames another rank, or the way to it.
     is_passing
@@ -40,9 +40,9 @@ class DeviceFailure(Exception):
 Launch = Callable[[int, int, int], None]
 """``launch(source, target, stream)``: enqueue a call that was prepared on a stream, and return at once.
 
-``source`` and ``target`` are addresses of C-contiguous device memory, 0 where this rank holds none; they may be the same for all_reduce,
+``source`` and ``target`` are addresses of C-contiguous device memory, 0 if this rank holds none; they may be the same for all_reduce,
 reduce and broadcast. ``stream`` is the handle of a CUDA stream, never that of the thread's own default stream. Raises `DeviceFailure`, or
-TimeoutError where the library waits in vain for another rank.
+TimeoutError if the library waits in vain for another rank.
 """
 
 
@@ -70,7 +70,7 @@ class DeviceCall:
     reproducible
         Whether the bits of the result must not depend on how it is computed.
     is_even
-        For all_to_all, whether all blocks of all ranks have one size. Counts that happen to be equal do not tell that: those of other ranks may
+        For all_to_all, whether all blocks of all ranks have one size. Equal counts on this rank do not show that: the counts of other ranks may
         differ.
     """
 
@@ -92,7 +92,7 @@ class DeviceEvent(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Tell whether the stream has come to it. Never blocks."""
+        """Return whether the stream has come to it. Never blocks."""
 
     @abstractmethod
     def hold(self, stream: int) -> None:
@@ -128,7 +128,7 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def prepare(self, call: DeviceCall) -> Launch:
-        """Return what launches calls of a kind. Core asks once for each kind, and may launch what it got any number of times.
+        """Return a function that launches calls of a kind. Core gets one for each kind, and may launch it any number of times.
 
         Parameters
         ----------
@@ -143,12 +143,12 @@ class DeviceChannel(ABC):
         Raises
         ------
         UnsupportedError
-            The library cannot do that. All ranks raise it alike, and the message says what to do instead.
+            The library cannot do that. All ranks raise it alike, and the message gives the remedy.
         """
 
     @abstractmethod
     def prepare_send(self, dtype: np.dtype[Any], elements: int, dest: int) -> Launch:
-        """Return what sends arrays of a kind to another rank of the group; its target is not used.
+        """Return a function that sends arrays of a kind to another rank of the group; its target is not used.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def prepare_recv(self, dtype: np.dtype[Any], elements: int, source: int) -> Launch:
-        """Return what receives arrays of a kind from another rank of the group; its source is not used.
+        """Return a function that receives arrays of a kind from another rank of the group; its source is not used.
 
         Parameters
         ----------
@@ -288,7 +288,7 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def is_capturing(self, stream: int) -> bool:
-        """Tell whether calls that are enqueued on a stream now become part of a CUDA graph.
+        """Return whether calls that are enqueued on a stream now become part of a CUDA graph.
 
         Parameters
         ----------
@@ -302,7 +302,7 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what this channel holds, when all launches have ended or the backend was aborted. Blocks for seconds at
+        """Release the resources of this channel, when all launches have ended or the backend was aborted. Blocks for seconds at
         most.
         """
 
@@ -318,8 +318,8 @@ class DeviceMeeting:
     rank
         This rank's number in the group.
     exchange
-        ``exchange(name, card)`` gives this rank's card of at most 64 KiB, and returns those of all members in their order; raises what ends
-        the job.
+        ``exchange(name, card)`` gives this rank's card of at most 64 KiB, and returns those of all members in their order; raises the error that
+        ends the job.
     deadline
         By when the channel must be open.
     """

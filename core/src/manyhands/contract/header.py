@@ -1,4 +1,4 @@
-"""What two ranks must agree on, and the header that carries it in front of every message."""
+"""The facts on which two ranks must agree, and the header that carries them in front of every message."""
 
 from __future__ import annotations
 
@@ -62,25 +62,25 @@ class CallSignature(msgspec.Struct, frozen=True, dict=True):
     dtype
         The wire code of the dtype; 0 for a barrier.
     shape
-        What every rank must have given: the array's shape, or its shape without axis 0 where ``counts`` divide that.
+        The shape that every rank must have given: the array's shape, or its shape without axis 0 if ``counts`` divide that.
     op, op_code
-        The reduction's name and code; empty and 0 where there is none.
+        The reduction's name and code; empty and 0 if there is none.
     root
-        The root, -1 where there is none.
+        The root, -1 if there is none.
     counts
-        Elements of axis 0 per rank where the caller gave them.
+        Elements of axis 0 per rank, if the caller gave them.
     algorithm
         How it is carried out; ranks with different selection tables must not exchange bytes.
     count
         The number of elements of ``shape``.
     part
-        Which part of the operation it is, where that takes several calls: what travels ahead of the data.
+        The part of the operation, if it takes several calls: data about sizes that travel ahead.
     reproducible
         Whether the order of reduction was asked to be fixed.
     device
-        Where the arrays live, ``"cuda"``; empty for the host's memory.
+        The memory of the arrays, ``"cuda"``; empty for the host's memory.
     fields
-        What the fields of a structured dtype are, as `fields_of` says.
+        The fields of a structured dtype, as `fields_of` describes them.
     """
 
     operation: str
@@ -99,7 +99,7 @@ class CallSignature(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def digest(self) -> bytes:
-        """Eight bytes that differ where any field differs."""
+        """Eight bytes that differ if any field differs."""
         fields = (
             self.operation,
             self.dtype,
@@ -117,7 +117,7 @@ class CallSignature(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def nbytes(self) -> int:
-        """The size of the array, of the parts of all ranks where ``counts`` divide it; 0 if there is none."""
+        """The size of the array, or of the parts of all ranks if ``counts`` divide it; 0 if there is none."""
         dtype = dtype_from_code(self.dtype, self.fields) if self.dtype else None
         rows = 1 if self.counts is None else sum(self.counts)
         return 0 if dtype is None else self.count * rows * dtype.itemsize
@@ -146,7 +146,7 @@ class CallSignature(msgspec.Struct, frozen=True, dict=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """A received header, taken apart to say what the peer did."""
+    """A received header, with the peer's call in words."""
 
     operation: str
     op: str
@@ -161,7 +161,7 @@ class Header(msgspec.Struct, frozen=True):
     index: int
 
     def describe(self) -> str:
-        """Return the peer's call in words, as far as a header tells."""
+        """Return the peer's call in words, as far as the header shows it."""
         parts = [f"{dtype_name(self.dtype)}, {self.count} elements"] if self.dtype else []
         if self.op:
             parts.append(f'op="{self.op}"')
@@ -171,7 +171,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def can_describe(dtype: np.dtype[Any], ndim: int) -> bool:
-    """Tell whether there is a description of arrays of a dtype and so many dimensions."""
+    """Return whether there is a description of arrays of a dtype and so many dimensions."""
     return 8 * ndim + len(fields_of(dtype)) <= _ABOUT_BYTES
 
 
@@ -183,7 +183,7 @@ def pack_description(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def parse_description(data: bytes) -> tuple[np.dtype[Any] | None, tuple[int, ...], str]:
-    """Return what `pack_description` packed, and its words; no dtype where there is none such here, or it can be of no array."""
+    """Return what `pack_description` packed, and its words; no dtype if this process has none for it, or no array can have it."""
     code, ndim, length, about = _DESCRIPTION.unpack(data)
     if ndim > MAX_DIMENSIONS:
         return None, (), f"an array of {ndim} dimensions"
@@ -220,7 +220,7 @@ def split_headers(
 
 
 def split_header(header: bytes) -> tuple[bytes, bytes]:
-    """Return what stands before and after the sequence number, the only part that changes from call to call."""
+    """Return the bytes before and after the sequence number, the only part that changes from call to call."""
     return header[:20], header[28:]
 
 

@@ -1,4 +1,4 @@
-"""The contract between core and plugins: every hook, and what its caller promises.
+"""The contract between core and plugins: every hook, and the promises of its caller.
 
 A plugin is a module, or any other object, whose functions are marked with `hookimpl` and named as below. Hooks register
 and observe; the classes that they name do the work. No hook is called per message.
@@ -7,7 +7,7 @@ A plugin is found by an entry point of one of two groups:
 
 ``manyhands``
     Backends. The entry's name is the backend's name and its value a light module; the module is imported only when that
-    backend, or a list of what can run here, is asked for.
+    backend, or a list of the backends that can run here, is needed.
 ``manyhands.extensions``
     Algorithms, observers and native collectives that are no backend's own. The modules are imported when the first
     collective needs to know about them.
@@ -48,7 +48,7 @@ hookspec: Final[pluggy.HookspecMarker] = pluggy.HookspecMarker(PROJECT)
 hookimpl: Final[pluggy.HookimplMarker] = pluggy.HookimplMarker(PROJECT)
 """Marks a function of a plugin as an implementation of the hook of that name."""
 
-# A body-less hook returns nothing; its type is what an implementation returns. `Any` lets both checkers accept that.
+# A body-less hook returns nothing; its type is that of the implementation's result. `Any` lets both checkers accept that.
 _SPEC: Any = None
 
 
@@ -56,10 +56,10 @@ _SPEC: Any = None
 def manyhands_register_backends() -> BackendSpec | Sequence[BackendSpec]:
     """Describe the backends of this plugin.
 
-    Called at most once in a process, in any thread, when somebody asks for the backend or for a list of all; before anything was
+    Called at most once in a process, in any thread, when the backend or a list of all backends is needed; before anything is
     imported that the backend needs, and whether or not it can run here. An implementation must be quick, must not import CuPy, mpi4py or
-    torch, and must not touch a device or a socket; `BackendSpec.probe` is asked later whether the backend can run, and
-    `BackendSpec.factory` is imported when it does.
+    torch, and must not touch a device or a socket. Later, `BackendSpec.probe` says whether the backend can run, and
+    `BackendSpec.factory` is imported when it runs.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def manyhands_register_backends() -> BackendSpec | Sequence[BackendSpec]:
 
     Notes
     -----
-    An exception here, a result that is something else, and a spec with a wrong field are a `PluginError` for whoever asks for the backend, and
+    An exception here, a result of another type, or a spec with a wrong field is a `PluginError` for a caller that needs the backend, and
     a sentence in ``manyhands doctor``. Other backends are not affected, and ``auto`` passes over this one.
     """
     return _SPEC  # type: ignore[no-any-return]
@@ -80,10 +80,10 @@ def manyhands_collective(request: CollectiveRequest) -> NativeCollective | None:
     """Offer to perform a collective natively, instead of the engine running a schedule.
 
     Called once per kind of call and group, in the thread that makes the call; the group remembers the answer, also when it is None. Plugins are
-    asked from the last registered to the first, whatever backend the group has, and the first that offers performs all later calls of that
+    called from the last registered to the first, whatever backend the group has, and the first offer serves all later calls of that
     kind. Look at ``request.backend`` first.
 
-    Every rank asks for itself. An implementation must therefore decide by ``request`` alone, never by the rank, the time or
+    Every rank decides for itself. An implementation must therefore use only ``request``, never the rank, the time or
     free memory, so that all ranks decide alike. It must not block: other ranks may be in the call already.
 
     Parameters
@@ -99,7 +99,7 @@ def manyhands_collective(request: CollectiveRequest) -> NativeCollective | None:
     Notes
     -----
     An exception here, or a result that cannot be called, ends the call with `PluginError` on the rank where it was raised, and the job on the
-    others: it cannot be passed over, since other ranks may have been promised the collective.
+    others: core cannot skip the plugin, because other ranks may already rely on its collective.
     """
     return _SPEC  # type: ignore[no-any-return]
 
@@ -130,7 +130,7 @@ def manyhands_register_algorithms() -> Sequence[Algorithm]:
 def manyhands_collective_started(event: OperationEvent) -> None:
     """See a collective start, on the thread that runs it: that of the caller, or one of core's for a call in the background.
 
-    Called once per collective of this rank, of all groups, never per message; at the same time in several threads where groups, or ranks that are
+    Called once per collective of this rank, of all groups, never per message; at the same time in several threads if groups, or ranks that are
     threads, work at once. The operation waits for the observer: it must be quick, and it must not call a group.
 
     Parameters
@@ -140,7 +140,7 @@ def manyhands_collective_started(event: OperationEvent) -> None:
 
     Notes
     -----
-    What it returns is not used. An exception here is logged once per observer and hook, and never breaks the operation or another observer.
+    The return value is not used. An exception here is logged once per observer and hook, and never breaks the operation or another observer.
     """
 
 

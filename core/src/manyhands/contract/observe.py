@@ -1,4 +1,4 @@
-"""What an observer is told about a collective."""
+"""The facts about a collective that an observer gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OperationEvent:
     group
         The group's id, alike on all its ranks.
     rank
-        The rank that tells, counted in that group.
+        The rank that reports, counted in that group.
     operation
         The operation's name, such as ``"all_reduce"``.
     sequence

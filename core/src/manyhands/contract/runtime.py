@@ -1,7 +1,7 @@
-"""What the ranks of a job run on: a clock, threads, and ways to wait.
+"""The base on which the ranks of a job run: a clock, threads, and ways to wait.
 
-Nearly always these are the computer's own (`manyhands.runtime.computer`). A backend whose ranks live in a simulated world brings a `Runtime` of its own:
-then every wait of core goes through it, so that it decides who runs when, and what time it is.
+Nearly always this is the computer itself (`manyhands.runtime.computer`). A backend whose ranks live in a simulated world brings a `Runtime` of its own:
+every wait of core then passes through it, so that it controls the order of threads and the time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["Condition", "Place", "Runtime"]
 
 
 class Place(Protocol):
-    """Where one thread waits once, until another one wakes it."""
+    """A place where one thread waits once, until another one wakes it."""
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait to be woken; tell whether it was.
+        """Wait for the wake-up; return whether it came.
 
         Parameters
         ----------
@@ -48,7 +48,7 @@ class Condition(Protocol):
         Parameters
         ----------
         predicate
-            Tells whether it is.
+            Returns whether the condition holds.
         timeout
             For at most so many seconds; None for any number.
         """
@@ -60,13 +60,13 @@ class Condition(Protocol):
 
 
 class Runtime(ABC):
-    """What ranks run on.
+    """The base on which ranks run.
 
     Attributes
     ----------
     is_simulated
-        Whether a scheduler decides who runs. The scheduler finds by itself that nobody can go on, so calls need not tell what
-        they wait for. It must see every call, so no call takes a short way past the recorder.
+        Whether a scheduler controls which thread runs. The scheduler itself finds that no thread can continue, so calls need not say what
+        they wait for. It must see every call, so no call takes a short cut past the recorder.
     """
 
     is_simulated: bool = False
@@ -97,7 +97,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def mark(self, label: str) -> None:
-        """Note for whoever reads a trace that the calling rank has come to a point of its program.
+        """Note for the readers of a trace that the calling rank has reached a point of its program.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class Runtime(ABC):
         Parameters
         ----------
         action
-            What to do; it must not raise.
+            The function to run; it must not raise.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class Runtime(ABC):
         delay_s
             After how many seconds.
         action
-            What to do; it must not block.
+            The function to run; it must not block.
         """
 
     def outside(self) -> AbstractContextManager[None]:
@@ -166,17 +166,17 @@ class Runtime(ABC):
         Raises
         ------
         UsageError
-            The thread is another rank's, where ranks are threads.
+            The thread belongs to another rank, if ranks are threads.
         """
 
     @abstractmethod
     def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return an action that is to be run in another thread, for a call that the calling thread makes now.
+        """Return an action to run in another thread, for a call that the calling thread makes now.
 
         Parameters
         ----------
         action
-            What to do.
+            The function to run.
         """
 
     @abstractmethod
@@ -188,7 +188,7 @@ class Runtime(ABC):
         source, dest
             Ranks; -1 is the job's store.
         action
-            What to do there.
+            The function to run there.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What proves that a message on a connection is the one that was sent there, and the next one."""
+"""Seals: proofs that a message on a connection is the one that was sent there, and the next one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import ClassVar
 
 __all__ = ["TAMPERED", "Seal", "Seals"]
 
-TAMPERED: str = "what came is not what was sent: the connection was tampered with, or the network has a fault"
+TAMPERED: str = (
+    "the received message is not the one that was sent: the connection was tampered with, or the network has a fault"
+)
 
 
 class Seal:
-    """Seals what goes one way over a connection: a message authentication code over its number and its bytes.
+    """Seals the messages in one direction of a connection: a message authentication code over a message's number and bytes.
 
-    Both ends count alike, so that what is changed, repeated, left out, or sent in another order or on another connection bears the wrong
+    Both ends count alike, so that a message that is changed, repeated, left out, or sent in another order or on another connection has the wrong
     seal. Keyed BLAKE2b (RFC 7693), which is faster than HMAC.
 
     Parameters
@@ -66,14 +68,14 @@ class Seal:
         return seal.digest()
 
     def fits(self, data: bytes | bytearray | memoryview, seal: bytes | bytearray | memoryview) -> bool:
-        """Tell whether the next message is this one, in a time that tells nothing of the right seal.
+        """Return whether the next message is this one; the time that it takes reveals nothing about the right seal.
 
         Parameters
         ----------
         data
-            What came.
+            The received bytes.
         seal
-            What came as its seal.
+            The seal that came with them.
 
         Returns
         -------
@@ -84,4 +86,4 @@ class Seal:
 
 
 Seals = tuple[Seal, Seal]
-"""Those of what this end sends, and of what comes."""
+"""The seals of a connection: for the messages that this end sends, and for those that it receives."""

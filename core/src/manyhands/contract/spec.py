@@ -1,4 +1,4 @@
-"""How a plugin describes its backend, and what core asks of it besides messages."""
+"""The description of a plugin's backend, and the requests that core makes besides messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LaunchRequest:
 class BackendSpec:
     """The description of a backend; cheap to make, so that a plugin's module stays light.
 
-    A field that is not what it must be is a `PluginError` for whoever asks for the backend, and a sentence in ``manyhands doctor``.
+    A wrong field is a `PluginError` for a caller that needs the backend, and a sentence in ``manyhands doctor``.
 
     Attributes
     ----------
@@ -74,15 +74,15 @@ class BackendSpec:
     config
         The model of ``[backends.NAME]``: a subclass of `BackendConfig`, a pydantic model, or ``"module:class"``, which is imported when
         the backend is used or has a table. Unknown keys are errors. A frozen dataclass does as well: the metadata of its fields is
-        what `pydantic.Field` takes, such as ``description`` and ``ge``.
+        arguments of `pydantic.Field`, such as ``description`` and ``ge``.
     devices
-        Where arrays may live: ``"cpu"``, ``"cuda"``, or both.
+        The memory that arrays may be in: ``"cpu"``, ``"cuda"``, or both.
     capabilities
-        Words that others may ask for: ``"transport"``; ``"native"`` where it offers native collectives; ``"virtual time"`` where
-        ranks do not live on the computer's clock; ``"calling thread"`` where the factory must run in the thread that calls `init`,
+        Words for which a user may select: ``"transport"``; ``"native"`` if it offers native collectives; ``"virtual time"`` if
+        ranks do not run by the computer's clock; ``"calling thread"`` if the factory must run in the thread that calls `init`,
         as that of MPI. A factory that hangs there hangs the program.
     probe
-        Returns None when the backend can run here, else the reason in words. It must be quick and import nothing heavy; after
+        Returns None when the backend can run here, otherwise the reason in words. It must be quick and import nothing heavy; after
         ten seconds it is left behind, and the backend counts as one that cannot run. Called in a thread of its own, any number of times.
     install
         The command that helps if it cannot.
@@ -95,14 +95,14 @@ class BackendSpec:
         read first, then this table, then the default table.
     diagnose
         ``"module:function"`` returning facts for ``manyhands doctor``, as (what, value) pairs: versions, devices, links. It may import what the
-        backend needs, and says in words what is missing. After a minute it is left behind.
+        backend needs, and says in words which parts are missing. After a minute it is left behind.
     parts
         For a backend that is composed of others: a function that takes its config, and maps each key that names a backend to
         that name, such as ``{"routes.cpu": "tcp"}``. Missing backends are reported before any rank starts.
     checksum
         Whether it seals its messages as `Bootstrap.seals` asks, or sends none out of this host. Others are refused with ``security.checksum``.
     tls
-        Whether what it sends to other hosts goes by connections of `Bootstrap.dial` and `Bootstrap.listen` alone, by methods of theirs that
+        Whether it sends to other hosts only over connections of `Bootstrap.dial` and `Bootstrap.listen`, by methods of theirs that
         encrypt: ``send``, ``sendmsg``, ``recv``, ``recv_into``, ``recvmsg_into``. Others are refused with ``security.tls``.
     launcher
         ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
@@ -128,7 +128,7 @@ class BackendSpec:
     checksum: bool = False
     tls: bool = False
     launcher: str | None = None
-    api_version: int = 1  # not API_VERSION: what was built for an old contract must not seem to be of the present one
+    api_version: int = 1  # not API_VERSION: a plugin built for an old contract must not claim the present one
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,11 @@ class CollectiveRequest:
     collective
         Which collective.
     device
-        Where the arrays live, such as ``"cpu"``.
+        The memory of the arrays, such as ``"cpu"``.
     dtype
         Their dtype, which may be structured; None for a barrier.
     op
-        The name of the reduction, which may be ``"mean"``; ``"Op(...)"`` for a function of the user's. None if there is none.
+        The name of the reduction, which may be ``"mean"``; ``"Op(...)"`` for a user's function. None if there is none.
     nbytes
         The size of this rank's array in bytes.
     world_size

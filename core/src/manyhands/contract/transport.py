@@ -32,7 +32,7 @@ class LinkLost(ConnectionError):
     peer
         The rank at the other end, as the backend numbers them.
     reason
-        What happened, in words.
+        The reason, in words.
     """
 
     def __init__(self, peer: int, reason: str) -> None:
@@ -66,7 +66,7 @@ class Damaged(Exception):
     peer
         The rank that sent it.
     reason
-        What is wrong with it, in words.
+        The fault, in words.
     """
 
     def __init__(self, peer: int, reason: str) -> None:
@@ -85,7 +85,7 @@ class Transfer(ABC):
         does not touch the memory from then on.
     moved
         How many bytes have moved so far, with those of the header or without; it never shrinks, and all have moved when the transfer is
-        done. It tells a slow message from one that stands still, of which core suspects a deadlock.
+        done. It distinguishes a slow message from a stalled one, of which core suspects a deadlock.
     """
 
     __slots__ = ("done", "moved")
@@ -100,8 +100,8 @@ class Mailbox(ABC):
     The messages are the same as those of `Transport.send` and `Transport.recv`, in one common order. So a rank may use either
     way, whatever its peer does. At most one thread at a time posts to a mailbox, and at most one fetches from it.
 
-    Core writes a payload into ``outgoing[next_out]`` and posts it; it fetches a payload and reads it in ``incoming[next_in]``, where it
-    stays unchanged until the next fetch or receive from this peer.
+    Core writes a payload into ``outgoing[next_out]`` and posts it. It fetches a payload and reads it in ``incoming[next_in]``; the payload
+    there stays unchanged until the next fetch or receive from this peer.
 
     Attributes
     ----------
@@ -183,7 +183,7 @@ class Mailbox(ABC):
 class Transport(ABC):
     """Ordered, reliable messages between any two ranks of a group.
 
-    A message is a header of `HEADER_BYTES` bytes and a payload. What core promises:
+    A message is a header of `HEADER_BYTES` bytes and a payload. Core promises:
 
     - It keeps at most one unfinished send and one unfinished receive for each peer. It calls `send`, `recv`, `consume` and `mailbox` only
       for peers that it has connected.
@@ -194,11 +194,11 @@ class Transport(ABC):
     - After `LinkLost`, `HeaderMismatch`, `Damaged` or any exception that is not listed here, the job ends: core calls `Backend.abort`,
       and starts nothing new on any transport.
 
-    What the transport promises:
+    The transport promises:
 
     - The messages from one rank to one other arrive in the order in which they were sent. There is no order between peers, and none
       between channels.
-    - A transfer needs to go on only while somebody waits for it. But a send that is ``done`` arrives without any further call: a
+    - A transfer needs to make progress only during a wait for it. But a send that is ``done`` arrives without any further call: a
       transport that copies the payload and returns a transfer that is done must move the copy by itself, in the kernel or a thread.
     - Nothing blocks but `connect` and `wait`, and these end at their deadline and at `Backend.abort`.
 
@@ -206,7 +206,7 @@ class Transport(ABC):
     ----------
     streams
         If true, messages of any length are sent whole, and `consume` receives those that are to be reduced, without memory of
-        core's. If false, core cuts long messages into pieces, and receives what it will reduce into memory of its own, one piece
+        core. If false, core cuts long messages into pieces, and receives a message to be reduced into memory of its own, one piece
         while it reduces the other. The same on all ranks.
     """
 
@@ -216,8 +216,8 @@ class Transport(ABC):
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         """Prepare to talk to some ranks. Core calls it before the first message to each of them.
 
-        It must not wait until a peer calls `connect` too: the peer may come much later, or wait for a third rank first. What the other
-        end has to do belongs into a background thread, such as the one that runs ``accept`` of `Bootstrap.listen`, or into the factory.
+        It must not wait until a peer calls `connect` too: the peer may come much later, or wait for a third rank first. The work of the other
+        end belongs in a background thread, such as the one that runs ``accept`` of `Bootstrap.listen`, or in the factory.
 
         Core may name a peer again that is connected, and two threads may name the same peer at once.
 
@@ -253,7 +253,7 @@ class Transport(ABC):
         Returns
         -------
         Transfer
-            What `wait` waits for, unless it is done.
+            The transfer for `wait`, unless it is done.
 
         Raises
         ------
@@ -280,7 +280,7 @@ class Transport(ABC):
         Returns
         -------
         Transfer
-            What `wait` waits for, unless it is done.
+            The transfer for `wait`, unless it is done.
 
         Raises
         ------
@@ -294,16 +294,16 @@ class Transport(ABC):
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Return once at least one of some transfers is done, and not before. All the moving of bytes may happen in here.
 
-        After a `TimeoutError` the transfers are still on their way, and their memory is still the transport's: core looks around a few times a
+        After a `TimeoutError` the transfers are still on their way, and their memory still belongs to the transport: core looks around a few times a
         second, and then waits for them again. After any other exception, and after the last `TimeoutError`, core aborts the backend, and the
-        user may free the memory or write to it. A transport whose threads or devices may still touch it then keeps the memoryview until they
-        have stopped, so that the memory stays; what they write there is the loss of nobody.
+        user may free the memory or write to it. If threads or devices of the transport may still touch it, the transport then keeps the memoryview until they
+        have stopped, so that the memory stays valid; what they write there is lost without harm.
 
         Parameters
         ----------
         transfers
-            What `send`, `recv`, `consume`, `Mailbox.post` or `Mailbox.fetch` of this transport returned, none of which was done when core last looked.
-            All of them must go on, not the first alone: a peer may wait for the last one.
+            Results of `send`, `recv`, `consume`, `Mailbox.post` or `Mailbox.fetch` of this transport, none of which was done when core last looked.
+            All of them must make progress, not only the first: a peer may wait for the last one.
         deadline
             Until when to wait.
 
@@ -320,12 +320,12 @@ class Transport(ABC):
         """
 
     def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
-        """Start to receive a message, handing each part of it to a function where it lies; do not block.
+        """Start to receive a message, and pass each part of it to a function without a copy; do not block.
 
         Only transports with `streams` offer it. ``sink(data, offset)`` is called once for each part, in any order, from here or from `wait`:
-        ``data`` is a read-only memoryview of bytes that is valid during the call alone, ``offset`` where it stands in the payload.
-        Every part begins at a multiple of 64 bytes. The transfer is done when all parts were handed over. An exception of
-        the sink passes through, and ends the transport.
+        ``data`` is a read-only memoryview of bytes, valid only during the call; ``offset`` is its position in the payload.
+        Every part begins at a multiple of 64 bytes. The transfer is done when all parts have been passed on. An exception from
+        the sink is raised as it is, and ends the transport.
 
         Parameters
         ----------
@@ -334,19 +334,19 @@ class Transport(ABC):
         nbytes
             The length of the payload; never 0.
         sink
-            What takes the parts, in the thread that called this or `wait`.
+            The function that takes the parts, in the thread that called this or `wait`.
 
         Returns
         -------
         Transfer
-            What `wait` waits for, unless it is done.
+            The transfer for `wait`, unless it is done.
 
         Raises
         ------
         HeaderMismatch, LinkLost
             As for `recv`.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not stream")
+        raise NotImplementedError(f"the transport {type(self).__name__} does not support consume(): its streams is False")
 
     def mailbox(self, peer: int) -> Mailbox | None:
         """Return a mailbox for short messages to and from a rank; None, the default, if the transport has none.
@@ -366,7 +366,7 @@ class Transport(ABC):
         return None
 
     def close(self) -> None:  # noqa: B027 - a transport that holds nothing of its own need not do anything
-        """Give back what only this transport holds, such as its connections. Never blocks; may be called from any thread.
+        """Release the resources of this transport alone, such as its connections. Never blocks; may be called from any thread.
 
         Core calls it once, when every rank of its group has finished with the group, so nothing is on its way and no call follows. When the whole
         job ends, core calls only `Backend.close`.

@@ -1,1 +1,1 @@
-"""What the files of flight recorders say together: who waits for whom, what differs, and what happened when."""
+"""The story of a job from the files of its flight recorders: which rank waits for which, what differs, and what happened when."""

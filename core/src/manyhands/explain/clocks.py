@@ -1,14 +1,14 @@
 """Putting the clocks of hosts together, by the calls that their ranks made with each other.
 
-Nobody ends an all_reduce before all have begun it: what every rank must give, every rank needs. So each such call that two ranks made together
-bounds the difference of their clocks from both sides, as a ping and its answer do. Let rank a and rank b have begun a call at s and ended it at
-e, each on its own clock, and let o be what must be added to b's times to have them on a's clock. Then
+No rank ends an all_reduce before all have begun it, because every rank needs the data of every other. So each such call that two ranks made
+together bounds the difference of their clocks from both sides, as a ping and its answer do. Let rank a and rank b have begun a call at s and ended
+it at e, each on its own clock, and let o be the number to add to b's times to have them on a's clock. Then
 
     s_a - e_b  <=  o  <=  e_a - s_b
 
-The bounds of all calls that are kept hold together. What is taken is the middle of what they leave, and it is wrong by half the width at
-most: by half the time of the shortest such call, about, where clocks do not drift. They drift by some millionths, so that calls which lie an
-hour apart may contradict each other by milliseconds; then the middle between the two that do is taken, and the error says by how much.
+The bounds of all kept calls hold together. The result is the middle of the remaining interval. Its error is at most half the width of the
+interval: about half the time of the shortest such call, if clocks do not drift. They drift by some millionths, so that calls an
+hour apart may contradict each other by milliseconds. Then the result is the middle between the two that do, and the error says by how much.
 The method is that of A. Duda, G. Harrus, Y. Haddad and G. Bernard, "Estimating global time in distributed systems", ICDCS 1987, with calls as
 the messages. Ranks that share a clock, as all of one host do, need none of this.
 """
@@ -26,19 +26,19 @@ from manyhands.explain.dump import Call, Dump
 __all__ = ["Offset", "align"]
 
 _TOGETHER = frozenset({"all_reduce", "all_gather", "all_gather_object", "all_to_all", "reduce_scatter", "barrier"})
-"""The calls that nobody ends before all have begun them."""
+"""The calls that no rank ends before all have begun them."""
 
 
 class Offset(NamedTuple):
-    """What must be added to the times of a rank, in seconds.
+    """The number to add to the times of a rank, in seconds.
 
     Attributes
     ----------
     seconds
         The time.
     error
-        By how much it may be wrong, in seconds: 0 for ranks that share the first one's clock, infinite where no call tells, and the hosts' clocks
-        of the day are taken.
+        The greatest possible error, in seconds: 0 for ranks that share the first one's clock, infinite if no call bounds it, and the hosts' clocks
+        of the day are used.
     """
 
     seconds: float
@@ -46,12 +46,12 @@ class Offset(NamedTuple):
 
 
 def align(dumps: Mapping[int, Dump]) -> dict[int, Offset]:
-    """Return for each rank what puts its times on the clock of the lowest one.
+    """Return for each rank the offset that puts its times on the clock of the lowest one.
 
     Parameters
     ----------
     dumps
-        What the ranks wrote.
+        The files of the ranks.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def align(dumps: Mapping[int, Dump]) -> dict[int, Offset]:
         There are none.
     """
     if not dumps:
-        raise UsageError("there are no files of a flight recorder whose clocks could be put together")
+        raise UsageError("there are no files of a flight recorder: their clocks cannot be compared")
     first = dumps[min(dumps)]
     clocks = {rank: dump.clock for rank, dump in dumps.items()}
     bounds = _bounds(dumps, clocks)
@@ -75,7 +75,7 @@ def align(dumps: Mapping[int, Dump]) -> dict[int, Offset]:
         found[clock] = Offset(seconds, error)
         for (one, other), (low, high) in bounds.items():
             if one == clock and other not in done and low > -math.inf and high < math.inf:
-                # Where they contradict each other, what lies between them is the error as well.
+                # If they contradict each other, the distance between them is the error as well.
                 heapq.heappush(ways, (error + abs(high - low) / 2, seconds + (low + high) / 2, other))
     for dump in dumps.values():
         if dump.clock not in found:

@@ -1,7 +1,7 @@
-"""What the flight recorder of a rank holds, as a JSON file, for `manyhands explain`.
+"""The content of a rank's flight recorder, as a JSON file, for `manyhands explain`.
 
-A file is written when the job fails, when the rank gets SIGUSR1, and when the job ends. What it says is taken at that moment, and costs a call
-nothing: the line of the program at which a call waits is that of the thread that waits.
+A file is written when the job fails, when the rank gets SIGUSR1, and when the job ends. Its content is read at that moment, and costs a call
+nothing: the line of the program at which a call waits is that of the waiting thread.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes
     ----------
     channel, sequence
-        The channel of its group, and its number there; -1 where it has none.
+        The channel of its group, and its number there; -1 if it has none.
     operation, what
         Its name, and the call in words.
     started, finished
         On the clock of the rank, in seconds; None while it runs.
     thread
-        The thread that made it; 0 where that is not known.
+        The thread that made it; 0 if that is not known.
     place
-        The line of the program that it was called from, where that is known: that of a call that runs.
+        The line of the program that made the call, if that is known: for a call that runs.
     nbytes
-        The size of its array; 0 where that is not known.
+        The size of its array; 0 if that is not known.
     wait
-        What it has waited for a while.
+        The messages for which it has waited for a while.
     digest
-        Of a collective: what differs where two ranks do not make the same call. Empty for other calls.
+        Of a collective: it differs if two ranks do not make the same call. Empty for other calls.
     dtype, shape, op, root, counts, algorithm, part, reproducible, device
-        Of a collective: what the ranks must agree on, as `CallSignature` says; the dtype by its name.
+        Of a collective: the facts on which the ranks must agree, as in `CallSignature`; the dtype by its name.
     """
 
     channel: int
@@ -94,7 +94,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a thread of the program was."""
+    """The line at which a thread of the program was."""
 
     thread: int
     name: str
@@ -102,22 +102,22 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """What one rank knew at one moment.
+    """The knowledge of one rank at one moment.
 
     Attributes
     ----------
     format
         The form of the file.
     job
-        What all ranks of a job share, and no two jobs.
+        A value that all ranks of a job share, and no two jobs.
     rank, world_size
-        Who it is.
+        The rank, and the number of all ranks.
     origin
-        Which rank it was when the job began, where the ranks have been numbered anew since.
+        Its number when the job began, if the ranks have been renumbered since.
     host, pid
-        Where it runs.
+        The host and the process.
     clock
-        What `now` and the times of the calls are on; ranks with the same text share a clock.
+        The clock of `now` and of the times of the calls; ranks with the same text share a clock.
     now, time
         The moment, on that clock and as seconds since the epoch.
     reason
@@ -125,7 +125,7 @@ class Dump(msgspec.Struct, frozen=True):
     verdict
         The first cause of the failure.
     raised
-        The line of the program that raised what ended it on this rank.
+        The line of the program that raised the error that ended it on this rank.
     groups
         For each channel of an open group its ranks.
     progress
@@ -133,7 +133,7 @@ class Dump(msgspec.Struct, frozen=True):
     calls
         Its last calls, in the order in which they began.
     places
-        Where the threads of its program are.
+        The lines at which the threads of its program are.
     """
 
     format: int
@@ -161,7 +161,7 @@ def job_id(key: bytes) -> str:
 
 
 def decode(data: bytes) -> Dump | None:
-    """Return what a file says; None where it was written by nobody of this form."""
+    """Return the content of a file; None if it does not have this format."""
     try:
         dump = msgspec.json.decode(data, type=Dump)
     except UNREADABLE:
@@ -173,20 +173,20 @@ def decode(data: bytes) -> Dump | None:
 
 
 def take(control: Control, job: str, reason: str, verdict: Verdict | None, home: int) -> Dump:
-    """Return what a rank knows now; ``home`` is the thread of its program."""
+    """Return the present knowledge of a rank; ``home`` is the thread of its program."""
     lines, inside = _look()
     recorder = control.recorder
     calls: dict[tuple[int, int], Call] = {}
-    for number, record in enumerate(recorder.records()):  # those without a number are told apart by where they stand
+    for number, record in enumerate(recorder.records()):  # records without a number are distinguished by their position
         key = (record.channel, record.sequence if record.sequence >= 0 else -1 - number)
-        # A short call that had to wait stands in the books as well, and there nobody knows its thread.
+        # A short call that had to wait is also in the books, which do not know its thread.
         if key not in calls or record.thread:
             calls[key] = _call(record, lines)
     unknown = [key for key, call in calls.items() if call.finished is None and not call.thread]
     inside -= {call.thread for call in calls.values() if call.finished is None}
     if len(unknown) == 1 and (
         home in inside or len(inside) == 1
-    ):  # where ranks are threads, those of others are inside as well
+    ):  # if ranks are threads, the threads of other ranks are inside too
         (key,), thread = unknown, home if home in inside else inside.pop()
         calls[key] = msgspec.structs.replace(calls[key], thread=thread, place=lines[thread])
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -253,7 +253,7 @@ def _call(record: Record, lines: dict[int, str]) -> Call:
 
 
 def _clock() -> str:
-    """Return what two processes share whose monotonic clocks are one: the boot of the host, and the namespace of times."""
+    """Return an identifier that two processes share if they have one monotonic clock: the boot of the host, and the namespace of times."""
     return namespaces("time") or f"{_UNKNOWN} {socket.gethostname()} {os.getpid()}"
 
 
@@ -271,7 +271,7 @@ class Dumper:
     job
         The name of the job.
     directory
-        Where the file goes; made where it is not there.
+        The folder for the file; it is made if it does not exist.
     """
 
     def __init__(self, control: Control, job: str, directory: Path) -> None:
@@ -287,7 +287,7 @@ class Dumper:
         _listen()
 
     def failed(self, verdict: Verdict) -> None:
-        """Write what this rank knows as its job fails, before any of its threads hears of that. Does not wait for the disk."""
+        """Write the knowledge of this rank as its job fails, before any of its threads learns of it. Does not wait for the disk."""
         self._ended = True
         dump = self._taken("failed", verdict)
         if dump is None:
@@ -301,12 +301,12 @@ class Dumper:
             self._writing = writing
 
     def signalled(self) -> None:
-        """Write what this rank knows now, unless its job has failed."""
+        """Write the present knowledge of this rank, unless its job has failed."""
         if not self._ended and (dump := self._taken("signal")) is not None:
             self._write(dump)
 
     def close(self) -> None:
-        """Write what this rank knows at the end of its job; where that has failed, only wait for the file."""
+        """Write the knowledge of this rank at the end of its job; if the job has failed, only wait for the file."""
         _open.discard(self)
         if self._writing is not None:
             self._writing.join(_WRITE_S)
@@ -317,8 +317,8 @@ class Dumper:
     def _taken(self, reason: str, verdict: Verdict | None = None) -> Dump | None:
         try:
             return take(self._control, self._job, reason, verdict, self._home)
-        except Exception:  # noqa: BLE001 - whoever looks for the cause of a failure must not fail for that
-            _log.exception("manyhands: rank %d cannot tell what its flight recorder holds", self._control.rank)
+        except Exception:  # noqa: BLE001 - the report of a failure must not hide the failure
+            _log.exception("manyhands: rank %d cannot read its own flight recorder", self._control.rank)
             return None
 
     def _write(self, dump: Dump) -> None:
@@ -327,7 +327,7 @@ class Dumper:
             data = msgspec.json.encode(dump)
             try:
                 write_new(self.path, data)
-            except (PermissionError, IsADirectoryError):  # somebody else has something of this name, in a folder like /tmp
+            except (PermissionError, IsADirectoryError):  # another user has a file of this name, in a folder like /tmp
                 self.path = self.path.with_name(f"{self.path.stem}-{os.urandom(8).hex()}.json")
                 write_new(self.path, data)
         except (OSError, MemoryError) as error:

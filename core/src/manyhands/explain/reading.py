@@ -16,7 +16,7 @@ _LARGEST = 1 << 30
 
 
 class Job(NamedTuple):
-    """What is left of one job.
+    """The files of one job that could be read.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ def read_jobs(paths: Sequence[Path]) -> tuple[list[Job], list[str]]:
     Parameters
     ----------
     paths
-        Folders with such files, one from each host where they share none, or the files.
+        Folders with such files, one from each host if they share none, or the files.
 
     Raises
     ------
@@ -66,14 +66,16 @@ def read_jobs(paths: Sequence[Path]) -> tuple[list[Job], list[str]]:
         dumps = found.setdefault(dump.job, {})
         other = dumps.get(dump.rank)
         if other is not None and other.world_size != dump.world_size:
-            left_out.append(f"{path}: another file of its job says {other.world_size} ranks, and this one {dump.world_size}")
+            left_out.append(
+                f"{path}: this file says {dump.world_size} ranks, but another file of its job says {other.world_size}"
+            )
         elif other is None or other.time < dump.time:
             dumps[dump.rank] = dump
     if not found:
         where = ", ".join(map(str, paths))
         more = f"; what is there cannot be read: {left_out[0]}" if left_out else ""
         raise UsageError(
-            f"there is no file of a flight recorder in {where}{more}. Ranks write them where the setting recorder.directory says, as with "
+            f"there is no file of a flight recorder in {where}{more}. Ranks write them to the folder of the setting recorder.directory, as with "
             "`manyhands run --record DIR`: when their job fails, at SIGUSR1, and at its end"
         )
     jobs = [Job(name, max(dump.world_size for dump in dumps.values()), dumps) for name, dumps in found.items()]
@@ -95,4 +97,4 @@ def _read(path: Path) -> tuple[Dump | None, str]:
         dump = decode(read_regular(path, _LARGEST))
     except (OSError, MemoryError, UsageError) as error:
         return None, str(error)
-    return dump, "it is none of this version of manyhands, or damaged"
+    return dump, "it is damaged, or another version of manyhands wrote it"

@@ -1,4 +1,4 @@
-"""Who waits for whom, in which call and line, and what differs: in sentences."""
+"""A story in sentences: which rank waits for which, in which call and line, and what differs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from manyhands.timeline.events import many
 __all__ = ["tell"]
 
 _FIELDS = ("operation", "dtype", "shape", "op", "root", "counts", "reproducible", "device", "part", "algorithm")
-"""What may differ in a collective, in the order in which it is told; a later one may follow from an earlier one."""
+"""The parts of a collective that may differ, in the order in which they are named; a later one may follow from an earlier one."""
 
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of one rank."""
+    """The facts about one rank."""
 
     dump: Dump
     running: list[Call]
@@ -29,10 +29,10 @@ class _Rank:
 
 
 def tell(job: Job) -> str:
-    """Return what became of a job, in lines for people.
+    """Return the story of a job, in lines.
 
-    First stands the first cause that the ranks agreed on, then where each rank is and what it waits for, then what differs between
-    them, and last who it is that all wait for.
+    The first cause that the ranks agreed on comes first, then where each rank is and what it waits for, then what differs between
+    them, and last the rank for which all wait.
     """
     ranks = {rank: _known(dump) for rank, dump in sorted(job.dumps.items())}
     lines = [_head(job), *_causes(job), *_missing(job)]
@@ -56,7 +56,7 @@ def _head(job: Job) -> str:
 
 
 def _causes(job: Job) -> list[str]:
-    """Say why the job failed: once, where the ranks agree."""
+    """Say why the job failed: once, if the ranks agree."""
     lines = []
     for text, ranks in _alike(job.dumps, lambda dump: dump.verdict.text if dump.verdict else ""):
         if text:
@@ -79,8 +79,8 @@ def _missing(job: Job) -> list[str]:
     if others:
         it, was = ("it", "was") if len(others) == 1 else ("they", "were")
         lines.append(
-            f"{_Ranks(others)} wrote nothing: {it} {was} killed, stood still (stopped, or in code that keeps the interpreter), or wrote where "
-            "you did not look, such as on another host"
+            f"{_Ranks(others)} wrote nothing: {it} {was} killed, hung (stopped, or in code that keeps the interpreter), or wrote to another "
+            "place, such as another host"
         )
     return lines
 
@@ -91,7 +91,7 @@ def _lost(job: Job) -> set[int | None]:
 
 
 def _where(job: Job, ranks: Mapping[int, _Rank]) -> list[str]:
-    """Say where each rank is, once for those that are at the same place."""
+    """Say where each rank is, once for all ranks at the same place."""
     if all(rank.dump.reason == "closed" for rank in ranks.values()):
         return []
     lines = []
@@ -106,7 +106,7 @@ def _where(job: Job, ranks: Mapping[int, _Rank]) -> list[str]:
 
 _DURATION = "\0"
 _LONG_S = 0.05
-"""What is told as a duration, at least."""
+"""The shortest time that is shown as a duration."""
 
 
 def _lasting(rank: _Rank) -> float:
@@ -140,7 +140,7 @@ def _named(call: Call) -> str:
 
 
 def _waits_of(rank: _Rank) -> list[Wait]:
-    """Return what a rank waits for; a collective waits for all its members, also one that has only begun."""
+    """Return the ranks for which a rank waits; a collective waits for all its members, also one that has only begun."""
     waits = []
     for call in rank.running:
         if call.wait is not None:
@@ -153,7 +153,7 @@ def _waits_of(rank: _Rank) -> list[Wait]:
 
 
 def _awaited(job: Job, ranks: Mapping[int, _Rank], number: int, call: Call) -> list[int]:
-    """Return which ranks have yet to do what a call of a rank waits for; those of which nothing is known included."""
+    """Return the ranks that have yet to do their part of a call; ranks without a file are included."""
     rank = ranks[number]
     found = []
     for wait in _waits_of(_Rank(rank.dump, [call], None, {})):
@@ -175,7 +175,7 @@ def _differ(call: Call, other: Call | None) -> bool:
 
 
 def _differences(ranks: Mapping[int, _Rank]) -> list[str]:
-    """Say where ranks of one group made different collective calls: the first such place of each group, and in what they differ."""
+    """Say where ranks of one group made different collective calls: the first such call of each group, and what differs."""
     lines = []
     for channel in sorted({channel for rank in ranks.values() for channel, _ in rank.made}):
         numbers = sorted({number for rank in ranks.values() for at, number in rank.made if at == channel})
@@ -207,7 +207,7 @@ def _difference(ranks: Mapping[int, _Rank], channel: int, sequence: int, calls: 
 
 
 def _order(ranks: Mapping[int, _Rank], channel: int, sequence: int, most: Sequence[int], few: Sequence[int]) -> list[str]:
-    """Say whether the calls are the same in another order, or one was left out, where what is kept tells."""
+    """Say whether the calls are the same in another order, or one was left out, if the kept calls show it."""
 
     def digest(number: int, at: int) -> bytes | None:
         call = ranks[number].made.get((channel, at))
@@ -252,7 +252,7 @@ def _in_the_end(job: Job, ranks: Mapping[int, _Rank]) -> list[str]:
 
 
 def _alike(items: Mapping[int, object] | Mapping[int, Call], text: Callable[..., str]) -> list[tuple[str, list[int]]]:
-    """Return the ranks by what is said of them, the largest part first."""
+    """Return the ranks grouped by their texts, the largest group first."""
     found: dict[str, list[int]] = {}
     for rank, item in items.items():
         found.setdefault(text(item), []).append(rank)

@@ -1,4 +1,4 @@
-"""A timeline of a real run, of what flight recorders kept."""
+"""A timeline of a real run, from its flight recorders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def timeline(job: Job) -> tuple[str, int]:
     Parameters
     ----------
     job
-        What its ranks wrote.
+        The files of its ranks.
     """
     offsets = align(job.dumps)
     calls = [(rank, call) for rank, dump in job.dumps.items() for call in dump.calls]
@@ -48,7 +48,7 @@ def timeline(job: Job) -> tuple[str, int]:
 
 
 def _lanes(calls: Iterable[Call], now: float) -> Iterable[tuple[Call, int]]:
-    """Yield calls in the order in which they began, each with the first row where no other one runs: those of several threads overlap."""
+    """Yield calls in the order in which they began, each with the first free row: the calls of several threads overlap."""
     ends: list[float] = []
     for call in sorted(calls, key=lambda each: each.started):
         lane = next((lane for lane, end in enumerate(ends) if end <= call.started), len(ends))
@@ -65,7 +65,7 @@ def how_exact(dumps: Mapping[int, Dump]) -> str:
         return "all ranks share a clock"
     if worst.error == float("inf"):
         lost = [rank for rank, offset in offsets.items() if offset.error == float("inf")]
-        return f"no call tells how the clock of rank {lost[0]} stands to that of rank {min(dumps)}: their hosts' clocks of the day are taken"
+        return f"no call shows how the clocks of rank {lost[0]} and rank {min(dumps)} differ: the clocks of the day of their hosts are used"
     return f"the clocks are put together by the calls that the ranks made with each other, and wrong by {_short(worst)} at most"
 
 

@@ -1,1 +1,1 @@
-"""What users hold: groups, meshes, and how ranks come together."""
+"""The interface for users: groups, meshes, and the way in which ranks come together."""

@@ -38,14 +38,14 @@ _TOLD = 8
 """How many arrays of a batch are named one by one in messages to people."""
 
 _Key = tuple[np.dtype[Any], Reduction, bool]
-"""What the all_reduces of one message have in common."""
+"""The common part of the all_reduces of one message."""
 
 
 _NAME = "all_reduce of a batch"
 
 
 class _Issued:
-    """What handles of a batch have in common: there is nothing to wait for until the batch has been issued."""
+    """The common part of a batch's handles: there is nothing to wait for until the batch has been issued."""
 
     _is_issued = False
 
@@ -56,7 +56,7 @@ class _Issued:
     def _check_ends(self) -> None:
         if not self._is_issued:
             raise UsageError(
-                "this all_reduce is sent when the block of coalesce() ends, and waiting inside the block would never end"
+                "this all_reduce is sent when the block of coalesce() ends, so waiting inside the block would never end: wait after it"
             )
 
 
@@ -92,9 +92,9 @@ class Batch:
     issue
         Carries out the prepared all_reduces: the end of the block calls it once.
     programs, paths
-        What the calls of the group become, and what carries them out.
+        The programs of the group's calls, and the object that carries them out.
     job, turns, on_failure_seen
-        What works need.
+        Needed by works.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Batch:
 
     def __enter__(self) -> Self:
         if self._state != "new":
-            raise UsageError("a batch is for one block: call coalesce() again")
+            raise UsageError("a batch can be used for only one block: call coalesce() again")
         self._state = "open"
         return self
 
@@ -137,7 +137,7 @@ class Batch:
         finally:
             if error is not None:
                 cause = UsageError(
-                    f"this all_reduce was not sent: the block of coalesce() was left by {type(error).__name__}: {safe_str(error)}"
+                    f"this all_reduce was not sent: the block of coalesce() ended with {type(error).__name__}: {safe_str(error)}"
                 )
                 cause.__cause__ = error
                 _end_all(works, cause)
@@ -151,8 +151,8 @@ class Batch:
         Parameters
         ----------
         array
-            Any shape and dtype, alike on all ranks; read when the block ends, but where it is on a GPU and not contiguous, or goes through
-            the host, now.
+            Any shape and dtype, alike on all ranks; read when the block ends. An array that is on a GPU and not contiguous, or that goes through
+            the host, is read now.
         op, out, reproducible
             As for `Group.all_reduce`.
 
@@ -187,7 +187,7 @@ class Batch:
         return work
 
     def _messages(self) -> list[_Message]:
-        """Return all that is to be sent. All arrays are read before any result is written."""
+        """Return all messages to send. All arrays are read before any result is written."""
         count = len(self._entries)
         return [
             _Message.of(key, entries, f"batch {number}/{count}, " if count > 1 else "batch ")
@@ -204,7 +204,7 @@ class _Message(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, key: _Key, entries: list[_Entry], name: str) -> _Message:
-        """Join the arrays. Their shapes become part of what all ranks must have alike."""
+        """Join the arrays. Their shapes become part of the facts on which all ranks must agree."""
         dtype, reduction, reproducible = key
         memory = new_array((sum(entry.source.size for entry in entries),), dtype)
         np.concatenate([entry.source.reshape(-1) for entry in entries], out=memory)
@@ -224,7 +224,7 @@ class _Message(msgspec.Struct, frozen=True):
         for entry in self.entries:
             end = start + entry.source.size
             result = self.memory[start:end].reshape(entry.source.shape)
-            # A copy: whoever keeps one small result must not keep the whole batch.
+            # A copy: a program that keeps one small result must not keep the whole batch.
             placed = handed_over(result, entry.out) if entry.out is not None else copy_of(result)
             give = entry.give
             entry.work.run((lambda placed=placed: placed) if give is None else lambda give=give, placed=placed: give(placed))  # type: ignore[misc]
@@ -243,7 +243,7 @@ class BatchCalls(Calls):
                 works = [batch.all_reduce(x, out=x) for x in gradients]
 
         The end of the block joins the arrays, makes one all_reduce of each kind, in one turn of the group, and hands the results over.
-        Every rank must add arrays of the same shapes in the same order; where one does not, every rank gets a
+        Every rank must add arrays of the same shapes in the same order; otherwise every rank gets a
         `CollectiveMismatchError`. Results are those of separate all_reduces, bit for bit if the dtype is exact (integers, bool)
         or with ``reproducible=True``; other sums of floats may be grouped in another way. Arrays are read when the block ends.
         After that you may write to them; leave an ``out`` alone until its work is done.
@@ -302,7 +302,7 @@ class BatchCalls(Calls):
         def run() -> None:
             try:
                 underways = launch_together(actions, Deadline(seconds))
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the results
+            except BaseException as error:  # noqa: BLE001 - the wait for the results raises it
                 for entry in entries:
                     entry.work.fail(error)
                 return
@@ -319,7 +319,7 @@ def _program(messages: list[_Message]) -> CallSteps:
 
 
 class _BatchCall(Call):
-    """The call of a batch that goes on in the background; where it fails, the works that are left end with its error."""
+    """The call of a batch that continues in the background; if it fails, the remaining works end with its error."""
 
     __slots__ = ("_works",)
 
@@ -347,7 +347,7 @@ def _end_all(works: Sequence[_BatchWork | _DeviceBatchWork], error: BaseExceptio
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> str:
-    """Return the shapes in words that differ wherever the shapes do."""
+    """Return words for the shapes that differ whenever the shapes do."""
     words = " + ".join(str(list(shape)) for shape in shapes[:_TOLD])
     if len(shapes) <= _TOLD:
         return words

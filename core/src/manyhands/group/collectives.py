@@ -17,11 +17,11 @@ __all__ = ["CollectiveCalls"]
 class CollectiveCalls(Calls):
     """The collectives of a group.
 
-    Each has a form whose name ends in ``_async``: it takes the same arguments, checks them at once and raises what is wrong with them, and
+    Each has a form whose name ends in ``_async``: it takes the same arguments, checks them at once and raises the errors of the arguments, and
     returns a `Work` whose ``wait`` gives the result and raises the rest. Any number may be in flight. ``timeout_s`` counts from when the
     call's turn comes. The input must not be written to, and ``out`` not be touched, until the work is done; an array that is
-    not C-contiguous is copied at once. In a simulated world, and with ``check_inputs`` in the config, an input in the host's memory that was written
-    to all the same is an `InputChangedError`. Arrays on GPUs go through a stream of the group's own, behind what the caller's current stream has queued
+    not C-contiguous is copied at once. In a simulated world, and with ``check_inputs`` in the config, an early write to an input in the host's memory
+    is an `InputChangedError`. Arrays on GPUs go through a stream of the group's own, after the work that the caller's current stream has queued
     by then; the work's ``wait`` makes that stream wait, and its ``synchronize`` the host.
     """
 
@@ -43,9 +43,9 @@ class CollectiveCalls(Calls):
         op
             ``"sum"``, ``"mean"``, ``"product"``, ``"min"``, ``"max"``, ``"and"``, ``"or"``, ``"xor"``; ``"minloc"`` or ``"maxloc"`` for
             values with their locations (see `with_index`); an associative and commutative binary NumPy ufunc that keeps the dtype; or
-            such a function of one's own, ``fn(a, b)``, as `Op` describes, and an `Op` where it does not commute.
+            such a function of your own, ``fn(a, b)``, as `Op` describes, and an `Op` if it does not commute.
         out
-            Where the result goes: the same shape and dtype; may be ``array``.
+            The array for the result: the same shape and dtype; may be ``array``.
         reproducible
             Whether the operands are combined in the order of ranks, grouped in one fixed way, so that the bits of a floating-point
             result depend on the operands alone: not on the size of the array, the algorithm, the backend or the hosts. By default
@@ -63,8 +63,8 @@ class CollectiveCalls(Calls):
         DTypeError
             The dtype does not have ``op``: mean of integers, sum of bools, min of complex numbers, bits of floats.
         UsageError
-            A function that is given as ``op`` does not keep dtype or shape, writes into its arguments, or raised something, which is the
-            cause. Where it shows only in the midst of the call, the others get an `AbortedError`, and the group is finished.
+            A function given as ``op`` does not keep dtype or shape, writes into its arguments, or raised an exception, which is the
+            cause. If this shows only in the middle of the call, the others get an `AbortedError`, and the group is finished.
         """
         return self._call(("all_reduce", op, reproducible), array, out, timeout_s)
 
@@ -87,7 +87,7 @@ class CollectiveCalls(Calls):
         root
             The rank that gets the result.
         out
-            On the root, where the result goes; may be ``array``. Ignored elsewhere.
+            On the root, the array for the result; may be ``array``. Ignored elsewhere.
 
         Returns
         -------
@@ -113,11 +113,11 @@ class CollectiveCalls(Calls):
         Parameters
         ----------
         array
-            On the root, what to send; elsewhere any array of the same shape and dtype, whose values do not matter.
+            On the root, the array to send; elsewhere any array of the same shape and dtype, whose values do not matter.
         root
             The rank whose array it is.
         out
-            Where the result goes: the same shape and dtype; may be ``array``, and mostly is.
+            The array for the result: the same shape and dtype; may be ``array``, and usually is.
         timeout_s
             Seconds that the call may last.
 
@@ -156,7 +156,7 @@ class CollectiveCalls(Calls):
             Whether n may differ without ``counts``. The ranks then exchange their n first, which costs a small call. Give the
             same on all ranks.
         out
-            Where the result goes.
+            The array for the result.
         timeout_s
             Seconds that the call may last.
 
@@ -196,7 +196,7 @@ class CollectiveCalls(Calls):
         root
             The rank that gets the result.
         out
-            On the root, where the result goes. Ignored elsewhere.
+            On the root, the array for the result. Ignored elsewhere.
 
         Returns
         -------
@@ -230,14 +230,14 @@ class CollectiveCalls(Calls):
         Parameters
         ----------
         array
-            On the root, shape ``(n, ...)``, where n is a multiple of the world size unless ``counts`` is given. Elsewhere ignored,
+            On the root, shape ``(n, ...)``; n is a multiple of the world size unless ``counts`` is given. Elsewhere ignored,
             and may be None.
         root
             The rank whose array it is.
         counts
             How many rows each rank gets, the same list on all ranks.
         out
-            Where this rank's part goes.
+            The array for this rank's part.
         timeout_s
             Seconds that the call may last.
 
@@ -271,13 +271,13 @@ class CollectiveCalls(Calls):
         Parameters
         ----------
         array
-            Shape ``(n, ...)``, the same on all ranks, where n is a multiple of the world size unless ``counts`` is given.
+            Shape ``(n, ...)``, the same on all ranks; n is a multiple of the world size unless ``counts`` is given.
         op, reproducible
             As for `all_reduce`.
         counts
             How many rows each rank gets, the same list on all ranks.
         out
-            Where this rank's part goes.
+            The array for this rank's part.
         timeout_s
             Seconds that the call may last.
 
@@ -309,13 +309,13 @@ class CollectiveCalls(Calls):
         Parameters
         ----------
         array
-            Shape ``(n, ...)``, where n is a multiple of the world size unless ``send_counts`` is given.
+            Shape ``(n, ...)``; n is a multiple of the world size unless ``send_counts`` is given.
         send_counts
             How many rows go to each rank. The list may differ from rank to rank; give it on all ranks or on none.
         receive_counts
-            How many rows come from each rank. Optional; if given, it is checked against what the others send.
+            The number of rows that come from each rank. Optional; if given, it is compared with the rows that the others send.
         out
-            Where the result goes; must not overlap ``array``.
+            The array for the result; must not overlap ``array``.
         timeout_s
             Seconds that the call may last.
 
@@ -377,7 +377,7 @@ class CollectiveCalls(Calls):
         op
             As for `Group.all_reduce`, except ``"mean"``. It need not commute.
         out
-            Where the result goes: the same shape and dtype; may be ``array``.
+            The array for the result: the same shape and dtype; may be ``array``.
         reproducible
             Whether the operands are combined from left to right, ``((a0 op a1) op a2) op ...``, so that the bits of a
             floating-point result depend on them alone. By default the config decides. Give the same on all ranks.

@@ -38,7 +38,7 @@ _IN_VAIN = 3
 
 
 class ElasticState(dict[str, Any]):
-    """What a function that `elastic` calls goes on from after a failure: a dict, the same on all ranks.
+    """The state from which a function of `elastic` continues after a failure: a dict, the same on all ranks.
 
     It may hold None, bool, int, float, complex, str, bytes, lists, tuples, sets, dicts, and arrays of NumPy, torch, JAX and CuPy. A rank that
     comes later gets it from another one over the group, as it is; no disk takes part. Arrays on a GPU come to the current one of each rank.
@@ -50,15 +50,15 @@ class ElasticState(dict[str, Any]):
         self._commits = -1
 
     def commit(self) -> None:
-        """Keep a copy of the present content: after a failure all ranks go on from the copy of the rank that has committed last.
+        """Keep a copy of the present content: after a failure all ranks continue from the copy of the rank that has committed last.
 
-        Call it on all ranks where the content is the same on all of them, as behind a step of training. It talks to nobody. What was not committed
-        is done again.
+        Call it on all ranks at a point at which the content is the same on all of them, as after a step of training. It communicates
+        with no other rank. Work since the last commit is repeated after a failure.
 
         Raises
         ------
         UsageError
-            The content holds something that could not travel to a rank that comes later; what was committed before is still kept.
+            The content has a value that could not travel to a rank that comes later; the last commit is still kept.
         """
         check(self, "commit()")
         self._kept = deepcopy(dict(self))
@@ -67,7 +67,7 @@ class ElasticState(dict[str, Any]):
     def _settle(
         self, group: Group, generation: int, start: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
     ) -> tuple[int, int]:
-        """Bring all ranks to one content; return the number of the new generation, and that of the commits they go on from."""
+        """Bring all ranks to one content; return the number of the new generation, and that of the commits from which they continue."""
         told = group.all_gather_object([generation, self._commits], type=tuple[int, int])
         newest = max(commits for _, commits in told)
         kept = self._kept
@@ -130,7 +130,7 @@ def elastic(
     Returns
     -------
     Callable
-        The decorated function. It returns what the function returned on this rank.
+        The decorated function. It returns the function's result on this rank.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def elastic(
         ``state`` is neither a mapping with keys of text nor a function; or the first content holds something that cannot travel.
     """
     if not (state is None or callable(state) or isinstance(state, Mapping)):
-        raise UsageError(f"state must be a dict, or a function that returns one, and {state!r} was given")
+        raise UsageError(f"state must be a dict, or a function that returns one, not {state!r}")
     options: dict[str, Any] = {"backend": backend, "config": config, "timeout_s": timeout_s}
 
     def decorate(function: Callable[Concatenate[Group, int, ElasticState, P], T]) -> Callable[P, T]:
@@ -168,7 +168,7 @@ def _run(
             if failure is not None and in_vain >= _IN_VAIN:
                 raise failure
             result = call(group, generation, state)
-            group.barrier()  # it has returned on all ranks, or all that are left go on together
+            group.barrier()  # it has returned on all ranks, or all survivors continue together
         except CommError as error:
             if isinstance(error, _OF_THE_PROGRAM) or error is failure or not group._job.control.failed:
                 group.__exit__(type(error), error, None)
@@ -179,7 +179,7 @@ def _run(
             group.__exit__(type(error), error, None)
             raise
         else:
-            with contextlib.suppress(CommError):  # whoever is lost from now on has returned from the function before
+            with contextlib.suppress(CommError):  # a rank that is lost from now on has already returned from the function
                 group.close()
             return result
         group = _shrunk(group)
@@ -197,7 +197,7 @@ def _without_frames(error: CommError) -> CommError:
 
 
 def _may_be_vain(failure: CommError | None) -> bool:
-    """Tell whether what ended a generation may come again: neither a death nor new ranks."""
+    """Return whether the error that ended a generation may come again: it is neither a death nor the arrival of new ranks."""
     if failure is None or isinstance(failure, PeerLostError):
         return False
     return not (isinstance(failure, AbortedError) and failure.peer is None)

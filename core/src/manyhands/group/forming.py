@@ -1,4 +1,4 @@
-"""How the ranks of a job come together and bring up what moves their bytes: at its beginning, and anew among those that are left."""
+"""How the ranks of a job meet and start the backend: at the beginning, and again among the survivors of a failure."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _log = logging.getLogger("manyhands.job")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What this rank was told about the job.
+    """The description of the job that this rank got.
 
     Attributes
     ----------
     resolved
         Its configuration.
     plugins
-        Who knows the backends.
+        The manager of plugins, which knows the backends.
     choices
-        In words what all ranks must have configured alike, beside the backend.
+        In words, the configuration that must be the same on all ranks, besides the backend.
     """
 
     resolved: Resolved
@@ -51,7 +51,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Formed(NamedTuple):
-    """What the group of all ranks of a job is made of."""
+    """The parts of the group of all ranks of a job."""
 
     job: Job
     members: Members
@@ -66,13 +66,13 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
     Parameters
     ----------
     meeting
-        Where.
+        The meeting point of the ranks.
     setup
         With which backend.
     deadline
         Until when.
     hosts
-        For each rank a number that it shares with the ranks of its host, where that is known already.
+        For each rank a number that it shares with the ranks of its host, if that is known already.
     """
     name = meeting.backend
     spec = None if name == "auto" else setup.resolved.runnable(name)
@@ -82,7 +82,7 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
     _log.info("rank %d met the others, %d in all, at %s", job.rank, job.world_size, show_address(meeting.address))
     try:
         _prepare(job, setup.resolved, hosts)
-        # What the ranks exchange next is then the sign that each of them outlives the store, from the first line after init() on.
+        # The next exchange of the ranks then shows that each of them outlives the store, from the first line after init() on.
         job.control.await_successor(min(timing.SUCCESSOR_S, deadline.remaining()))
         if spec is None:
             start_best(job, setup.resolved, setup.plugins, deadline)
@@ -96,7 +96,7 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
 
 
 def among_threads(member: ThreadRank, setup: Setup, deadline: Deadline, hosts: Sequence[int] | None = None) -> Job:
-    """As `among_processes`, where the ranks are threads of this process."""
+    """As `among_processes`, if the ranks are threads of this process."""
     name = setup.resolved.settings.backend
     if name == "auto":
         name = member.world.backend
@@ -109,10 +109,10 @@ def among_threads(member: ThreadRank, setup: Setup, deadline: Deadline, hosts: S
 
 
 def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None, meeting: Meeting | None = None) -> Job:
-    """Come into a world of one; ``local_rank`` as for `Meeting`. Where others may come later, ``meeting`` says how.
+    """Join a world of one; ``local_rank`` as for `Meeting`. If others may come later, ``meeting`` says how.
 
-    A backend has something to do there on GPUs alone. One that was asked for by its name must be able to run here, and is made all the same, so
-    that what is wrong with it does not first show in a world of two; but those are not made that have a launcher of their own, which alone makes
+    A backend has work there only on GPUs. One that is chosen by its name must be able to run here, and is made all the same, so
+    that its errors do not first show in a world of two; except those that have a launcher of their own, which alone makes
     their world.
     """
     name = setup.resolved.settings.backend
@@ -138,7 +138,7 @@ def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None, 
 
 
 def finish(job: Job, setup: Setup, selector: Selector | None, deadline: Deadline) -> Formed:
-    """Return what the group of all ranks is made of; ``selector`` is that for any backend, where it is known already."""
+    """Return the parts of the group of all ranks; ``selector`` is the one for any backend, if it is known already."""
     members = Members(0, tuple(range(job.world_size)), job.rank, ranks_per_host(job.hosts))
     try:
         if job.backend is not None or selector is None:
@@ -166,7 +166,7 @@ def _prepare(job: Job, resolved: Resolved, hosts: Sequence[int] | None) -> None:
 
 
 def _place(job: Job, resolved: Resolved, hosts: Sequence[int] | None) -> None:
-    """Let a job know of the hosts what its backend may ask: what is known, or as the config says, where it says so."""
+    """Give a job the facts about hosts that its backend may need: the known ones, or those of the config, if it has any."""
     count = resolved.settings.ranks_per_host
     if hosts is not None:
         job.hosts = tuple(hosts)
@@ -175,5 +175,5 @@ def _place(job: Job, resolved: Resolved, hosts: Sequence[int] | None) -> None:
 
 
 def _moves_alone(spec: BackendSpec) -> bool:
-    """Tell whether a backend is needed in a world of one: calls on GPU arrays are launched on their device, whoever takes part."""
+    """Return whether a backend is needed in a world of one: it launches calls on GPU arrays on their device, for any number of ranks."""
     return "cuda" in spec.devices

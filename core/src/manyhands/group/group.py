@@ -44,7 +44,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes the group at its end.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
-    same ``root``. If a rank does not, every rank gets a `CollectiveMismatchError` that says who did what.
+    same ``root``. If a rank does not, every rank gets a `CollectiveMismatchError` that names the ranks and their calls.
 
     An array may be a NumPy array of any numeric dtype, bool, or bfloat16 and float8 of ml_dtypes, or of a structured dtype with
     fields of these. It may be anything that NumPy can read as an array (the buffer protocol, ``__array__``), or a Python
@@ -117,15 +117,15 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
             self.close()
         elif self._members.number == 0 or not self._job.control.failed:
             self._job.abort(error)
-        # Else the ranks know already, and what becomes of the job is up to the group of all ranks, which can still shrink.
+        # Otherwise the ranks know already, and the group of all ranks, which can still shrink, decides the future of the job.
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Wait for calls in flight, for at most ``timeout_s``, and leave the group. Calling it twice is fine.
 
-        What compiled functions of JAX still do in the background comes first, however long it lasts.
+        Work of compiled functions of JAX in the background comes first, however long it lasts.
 
         Calls that have not had their turn by then end with `ClosedError`. The group of all ranks also waits, within that time,
-        until the other ranks leave, and closes the groups made from it. A group made by `split` or `subgroup` waits for nobody.
+        until the other ranks leave, and closes the groups made from it. A group made by `split` or `subgroup` waits for no rank.
         Its resources are given back when all its members have closed it.
 
         Parameters
@@ -144,7 +144,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
             self._leave(timeout_s)
 
     def _settle(self) -> None:
-        """Wait for what JAX runs in the background: a compiled function that has been called may still call this group."""
+        """Wait for JAX's work in the background: a compiled function that has been called may still call this group."""
         wait = getattr(sys.modules.get("jax"), "effects_barrier", None)
         if wait is not None and self._job.runtime is COMPUTER and self._ledger.is_usable:
             wait()
@@ -187,11 +187,11 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
             )
 
     def agree(self, flag: int, *, timeout_s: float | None = None) -> int:
-        """Return the bitwise "and" of the flags of all members that are left; alike on all of them, whoever dies meanwhile.
+        """Return the bitwise "and" of the flags of all surviving members; the same on all of them, even if a rank dies meanwhile.
 
-        Every member that is left must call it. It also works on a group that has failed, where it tells whether all can go on. A member that
-        has ended is not waited for; its flag counts if it came before. The store passes the flags on, and its successor knows what it has told
-        anybody, as in the early returning agreement of Herault et al. (2015). Two threads of a rank must not call it at once.
+        Every surviving member must call it. It also works on a group that has failed, and then shows whether all can continue. The call does
+        not wait for a member that has ended; its flag counts if it came before. The store passes the flags on, and its successor knows every result
+        that was sent, as in the early returning agreement of Herault et al. (2015). Two threads of a rank must not call it at once.
 
         Parameters
         ----------
@@ -203,21 +203,21 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
         Returns
         -------
         int
-            A bool where ``flag`` is one.
+            A bool if ``flag`` is one.
 
         Raises
         ------
         UsageError
             ``flag`` is no integer of 64 bits.
         PeerLostError
-            The store is lost, and so is the one that goes on in its place.
+            The store is lost, and so is its successor.
         DeadlineError
             A member that still runs did not come in time. All members that came raise this error, which names it, and may call again.
         """
         is_bool = isinstance(flag, bool | np.bool_)
         number = int(flag) if is_bool else whole(flag)
         if number is None or not -(1 << 63) <= number < 1 << 63:
-            raise UsageError(f"flag must be a bool or an integer of 64 bits, and {flag!r} was given")
+            raise UsageError(f"flag must be a bool or an integer of 64 bits, not {flag!r}")
         deadline = self._begin(timeout_s)
         if self._is_closed:
             raise self._job.closed_error(operation="agree")
@@ -230,8 +230,8 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
     def shrink(self, *, timeout_s: float | None = None) -> Group:
         """Make a new group of the ranks that are left, after this one has failed. Every rank that is left must call it.
 
-        Ranks that died, ended, or closed the group are not waited for. The others are numbered anew from 0, in the order that they had.
-        If nobody is lost, for example after a missed deadline, the new group has the same ranks. This group and the groups made
+        Ranks that died, ended, or closed the group are not waited for. The others are renumbered from 0, in their old order.
+        If no rank is lost, for example after a missed deadline, the new group has the same ranks. This group and the groups made
         from it are closed, even if an error is raised. Call it on the group of all ranks.
 
         Parameters
@@ -249,7 +249,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
         UsageError
             The group has not failed, or was made by `split` or `subgroup`. It stays as it was.
         PeerLostError
-            The rank in whose process the ranks would meet is lost, and so is the one that goes on in its place.
+            The rank in whose process the ranks would meet is lost, and so is its successor.
         DeadlineError
             A rank that still runs did not call this in time. All ranks that called it raise this error, which names that rank. They may
             call it again, until they close this group.
@@ -269,16 +269,16 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
                     raise job.closed_error(", and cannot shrink")
                 if not job.control.failed:
                     raise UsageError(
-                        "shrink() is for a group that has failed, and this one has not: go on with it, or use subgroup()"
+                        "shrink() is for a group that has failed, but this one has not: continue to use it, or use subgroup()"
                     )
                 check_possible(job)
                 job.retire()
             job.may_shrink_again = False  # for any other thread
-        job.instead = "shrink() has failed, and cannot be tried again: start the job anew"
+        job.instead = "shrink() has failed, and cannot be tried again: restart the job"
         formed = shrink(job, self._setup, deadline)
         formed.job.on_close += job.on_close
         job.on_close.clear()
-        job.instead = "go on with the one that shrink() returned"
+        job.instead = "use the group that shrink() returned"
         return Group(*formed)
 
     @property
@@ -297,7 +297,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
 
         The new group has its own traffic and its own ranks, from 0 on; it may be used at the same time as this one and any other,
         also from other threads. Errors name ranks of the world: see ``ranks``. Two threads of a rank must not divide one group
-        at once, because nothing tells which of their calls belong together.
+        at once, because nothing shows which of their calls belong together.
 
         Parameters
         ----------
@@ -311,7 +311,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
         Returns
         -------
         Group or None
-            The new group that this rank belongs to; None where ``color`` is None.
+            The new group that this rank belongs to; None if ``color`` is None.
 
         Raises
         ------
@@ -356,10 +356,10 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
             A rank occurs twice, the list is empty, or ``ranks`` is no list.
         """
         if not hasattr(ranks, "__iter__"):
-            raise UsageError(f"ranks must be a list of ranks of this group, and {ranks!r} was given")
+            raise UsageError(f"ranks must be a list of ranks of this group, not {ranks!r}")
         chosen = tuple(self._builder.arguments.rank(rank, "a member of ranks") for rank in ranks)
         if not chosen or len(set(chosen)) != len(chosen):
-            raise UsageError(f"ranks must name at least one rank, and each once, and {list(ranks)} was given")
+            raise UsageError(f"ranks must name at least one rank, and each only once; {list(ranks)} was given")
         deadline = self._begin(timeout_s)
         self._check_open("subgroup")
         if self._members.rank not in chosen:
@@ -389,7 +389,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
             raise
         return Group(self._job, members, self._setup, self._selector, channel)
 
-    # What concerns this rank alone
+    # Calls that concern only this rank
 
     def compute(self, seconds: float) -> None:
         """Let time pass in a simulated world, as if the program computed for so long.
@@ -418,7 +418,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
         Parameters
         ----------
         label
-            What the trace calls the point.
+            The label of the point in the trace.
 
         Raises
         ------
@@ -426,12 +426,12 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
             ``label`` is no text.
         """
         if not isinstance(label, str):
-            raise UsageError(f"a mark is a text, and {label!r} was given")
+            raise UsageError(f"the label of a mark must be a text, not {label!r}")
         self._job.runtime.enter(self._job.rank)
         self._job.runtime.mark(label)
 
     def synchronize(self, *, timeout_s: float | None = None) -> None:
-        """Wait on the host until this rank's GPU has done all calls of this group; return at once where there were none on GPUs.
+        """Wait on the host until this rank's GPU has done all calls of this group; return at once if none used a GPU.
 
         If this returns, the results are sound. If a rank was lost meanwhile, results may be wrong, and this raises the error.
 
@@ -443,15 +443,15 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
         Raises
         ------
         DeadlineError
-            The time is up; the calls go on.
+            The time is up; the calls continue.
         """
         devices = self._paths.devices
-        # By default as long as the calls take, which their own deadlines bound: these tell who did not come.
+        # By default as long as the calls take: their own deadlines bound this, and name the rank that did not come.
         longest = _GRACE_S + max([self._timeout_s, *(launched.timeout_s for launched in devices.unfinished())])
         deadline = self._begin(longest if timeout_s is None else timeout_s)
         self._check_open()
         if not devices.synchronize(deadline):
-            raise DeadlineError(f"the GPU was not done within {deadline.timeout_s:g} s; it goes on", rank=self._job.rank)
+            raise DeadlineError(f"the GPU was not done within {deadline.timeout_s:g} s; it continues", rank=self._job.rank)
         self._check_open()
 
     def backend(self, name: str | None = None) -> Backend | None:

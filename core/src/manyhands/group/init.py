@@ -1,4 +1,4 @@
-"""`init`: find out who this process is, and come into the job."""
+"""`init`: find the number of this process, and join the job."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def init(
 ) -> Group:
     """Join the job that this process belongs to, and return the group of all its ranks.
 
-    Rank, world size and where to meet come from whoever started the process: ``manyhands run``, torchrun, Slurm, Open MPI, MPICH,
+    Rank, world size and meeting point come from the launcher of the process: ``manyhands run``, torchrun, Slurm, Open MPI, MPICH,
     Kubernetes and others are understood. Started by plain ``python``, the process is a world of one.
 
     Parameters
@@ -61,8 +61,8 @@ def init(
     config
         A configuration file to read instead of ``manyhands.toml``, or a mapping with the same content.
     rank, world_size
-        Who this process is; overrides the launcher. Without a launcher, the config's ``rendezvous.address`` or the
-        variable ``MANYHANDS_RENDEZVOUS`` says where to meet.
+        The number of this process, and of all; overrides the launcher. Without a launcher, the config's ``rendezvous.address`` or the
+        variable ``MANYHANDS_RENDEZVOUS`` names the meeting point.
     timeout_s
         Seconds that the meeting and each later operation may last; overrides the config.
 
@@ -80,11 +80,11 @@ def init(
     UnknownBackendError, BackendUnavailableError, PluginError
         The backend is not installed, or cannot run here.
     RendezvousError
-        The ranks did not meet: no address, a port in use, nobody there, or ranks that were started differently.
+        The ranks did not meet: no address, a port in use, no listener, or ranks that were started differently.
     AuthenticationError
         The ranks hold different secrets, or would listen in public without one.
     UnsupportedError
-        The configuration asks for what this version does not do.
+        The configuration needs a feature that this version does not have.
     DeadlineError
         Not all ranks came in time; the message names those that did not.
     """
@@ -123,7 +123,7 @@ def init(
 
 
 def _choices(resolved: Resolved, selector: Selector) -> str:
-    """Return in words what all ranks must have configured alike."""
+    """Return words for the configuration that must be the same on all ranks."""
     settings = resolved.settings
     words = [f"{name}={algorithm}" for name, algorithm in sorted(settings.algorithms.items())]
     words += [f"ranks_per_host={settings.ranks_per_host}"] if settings.ranks_per_host else []
@@ -137,7 +137,7 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
 def _come_later(setup: Setup, join_address: JoinAddress) -> Formed:
     """Come in the place of a rank that has ended."""
     launch = discover(os.environ, configured=setup.resolved.settings.rendezvous.address)
-    assert launch is not None  # whoever has a door has a launcher
+    assert launch is not None  # a rank with a door has a launcher
     install_error_file(launch.rank)
     settings = setup.resolved.settings
     address = _address(setup.resolved, launch, launch.rank)
@@ -174,7 +174,7 @@ def _among_processes(
     except (ConfigError, RendezvousError):
         if rank is None or world_size is None:
             raise
-        launch = None  # who is told so here need not understand half of a launcher's words
+        launch = None  # a rank that gets its number here need not understand an incomplete launcher
     if launch is None and rank is None and world_size is None and (doubt := why_not_alone(os.environ)):
         _log.warning("manyhands: %s", doubt)
     run = _run(launch if rank is None and world_size is None else None)
@@ -236,7 +236,7 @@ def _liveness(settings: Settings) -> Liveness:
 def _check_arguments(rank: int | None, world_size: int | None, actual_rank: int, actual_size: int) -> None:
     if (rank is not None and rank != actual_rank) or (world_size is not None and world_size != actual_size):
         raise InvalidRankError(
-            f"init was given rank={rank} and world_size={world_size} in a thread that is rank {actual_rank} of {actual_size}: leave them out"
+            f"init got rank={rank} and world_size={world_size} in a thread that is rank {actual_rank} of {actual_size}: leave them out"
         )
 
 
@@ -249,11 +249,11 @@ def _who(rank: int | None, world_size: int | None, launch: LaunchEnvironment | N
         world_size = launch.world_size
     for value in (rank, world_size):
         if value is not None and whole(value) is None:
-            raise InvalidRankError(f"rank and world_size must be integers, and {value!r} was given")
+            raise InvalidRankError(f"rank and world_size must be integers, not {value!r}")
     if world_size is None or (rank is None and world_size > 1):
-        raise InvalidWorldSizeError(f"init was given rank={rank} and world_size={world_size}: give both, or neither")
+        raise InvalidWorldSizeError(f"init got rank={rank} and world_size={world_size}: give both, or neither")
     if world_size < 1:
-        raise InvalidWorldSizeError(f"world_size must be at least 1, and {world_size} was given")
+        raise InvalidWorldSizeError(f"world_size must be at least 1, not {world_size}")
     rank = rank or 0
     if not 0 <= rank < world_size:
         raise InvalidRankError(f"rank={rank} is not in a world of {world_size}: ranks are 0 to {world_size - 1}", rank=rank)
@@ -277,7 +277,7 @@ def _credentials(resolved: Resolved, run: str) -> Credentials:
 
 
 def _run(launch: LaunchEnvironment | None) -> str:
-    """Return the name of this run: the user's, else that of the launcher which has told the rank."""
-    # manyhands run tells it by the variable alone, so that ranks which come later know it as well.
+    """Return the name of this run: the user's, otherwise that of the launcher that gave the rank."""
+    # manyhands run passes it only in the variable, so that ranks that come later know it as well.
     of_launcher = "" if launch is None or launch.launcher == "manyhands" else launch.job
     return os.environ.get(Variable.RUN_ID, "") or of_launcher

@@ -1,7 +1,7 @@
-"""What the state of an elastic function may hold, and the form in which it travels to ranks that come later.
+"""The values that the state of an elastic function may hold, and the form in which it travels to ranks that come later.
 
-All that a commit takes comes out on another rank as it went in: tuples as tuples, arrays of torch as such, one array in two places as one array. The
-form is a list of nodes, each a kind and what belongs to it, in which children are numbers of other nodes.
+Everything in a commit arrives unchanged on another rank: tuples as tuples, arrays of torch as such, one array in two places as one array. The
+form is a list of nodes, each with a kind and its data, in which children are numbers of other nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIBRARIES = {"torch": "torch", "JAX": "jax", "CuPy": "cupy"}
 """The libraries whose arrays travel, and their modules."""
 _INT64 = range(-(1 << 63), 1 << 63)
 _DEEPEST = 100
-"""How deep a state may be nested: less than what Python's stack has room for, here and where it is unpacked."""
+"""The greatest depth of a state: Python's stack must have room for it, here and where it is unpacked."""
 
 
 def check(state: Mapping[str, Any], what: str) -> None:
@@ -43,14 +43,14 @@ def packed(state: Mapping[str, Any], what: str) -> list[Node]:
     Parameters
     ----------
     state
-        What is to travel.
+        The state to send.
     what
-        The call, for messages to people.
+        The call, for messages.
 
     Raises
     ------
     UsageError
-        Something in it cannot travel, or not as it is; the message says what, where it is, and what to do.
+        Something in it cannot travel, or not as it is; the message names it, its place, the reason and the remedy.
     """
     packer = _Packer(what, copies=True)
     packer.add(dict(state), "state")
@@ -58,7 +58,7 @@ def packed(state: Mapping[str, Any], what: str) -> list[Node]:
 
 
 class _Packer:
-    """Numbers the parts of a state. Where it does not copy, arrays on devices are left out."""
+    """Numbers the parts of a state. If it does not copy, arrays on devices are left out."""
 
     def __init__(self, what: str, *, copies: bool) -> None:
         self.nodes: list[Node] = []
@@ -141,7 +141,7 @@ class _Packer:
         except DTypeError as error:
             raise self._refusal(path, kind, str(error)) from None
         if not can_describe(array.dtype, array.ndim):
-            raise self._refusal(path, kind, "its dimensions and its dtype are too much to be described")
+            raise self._refusal(path, kind, "its dimensions and its dtype need too long a description")
         return np.asarray(array)
 
     def _valid_text(self, value: str, path: str) -> str:
@@ -149,7 +149,7 @@ class _Packer:
             value.encode()
         except UnicodeError:
             raise self._refusal(
-                path, str, "it has half a surrogate pair, which UTF-8 cannot hold: give os.fsencode(x)"
+                path, str, "it has half a surrogate pair, which UTF-8 cannot encode: give os.fsencode(x)"
             ) from None
         return value
 

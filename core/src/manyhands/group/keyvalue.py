@@ -73,7 +73,7 @@ class KeyValueStore:
         self._group, self._job = group, group._job
         if group.world_size > 1 and self._job.meeting is None:
             raise UnsupportedError(
-                "a KeyValueStore is for ranks that are processes, and these are threads: let them share a dict"
+                "a KeyValueStore needs ranks that are processes, but these are threads: let them share a dict"
             )
         self._root: int = group.ranks[0]
         self._numbers = itertools.count()
@@ -99,7 +99,7 @@ class KeyValueStore:
         if address is not None:
             return
         if where is None:
-            raise job.fail(Report("protocol", f"rank {self._root} told no address of the {name}", self._root))
+            raise job.fail(Report("protocol", f"rank {self._root} sent no address for the {name}", self._root))
 
         def dial() -> None:
             sock = job.dial(self._root, where, b"key-value", deadline, whom, members.ranks[0])
@@ -223,14 +223,14 @@ class KeyValueStore:
         Parameters
         ----------
         key, amount
-            The name of the counter, which counts as 0 if it is not there, and what is added.
+            The name of the counter, which counts as 0 if it is not there, and the number to add.
         timeout_s
             Seconds that the call may last; by default the config's ``timeout_s``.
 
         Returns
         -------
         int
-            What it is then.
+            The new value.
 
         Raises
         ------
@@ -244,12 +244,12 @@ class KeyValueStore:
         return int(self._ask(Add(key, amount), timeout_s))
 
     def compare_set(self, key: str, expected: bytes, value: bytes, *, timeout_s: float | None = None) -> bytes:
-        """Keep a value if the one that is there is ``expected``, where no value counts as empty.
+        """Keep a value if the present one is ``expected``; no value counts as empty.
 
         Parameters
         ----------
         key, expected, value
-            The name of the value, what it is to be before, and what it becomes.
+            The name of the value, its value before, and its value after.
         timeout_s
             Seconds that the call may last; by default the config's ``timeout_s``.
 
@@ -316,12 +316,12 @@ class KeyValueStore:
         """
         return int(self._ask(Count(), timeout_s))
 
-    # A query, from where it is made
+    # A query, from its beginning
 
     def _checked(self, key: str, value: bytes) -> bytes:
         if len(value) > MAX_VALUE_BYTES:
             raise UsageError(
-                f"the value of {key!r} has {len(value)} bytes, and a key-value store takes at most {MAX_VALUE_BYTES}: move it by a call of the group"
+                f"the value of {key!r} has {len(value)} bytes, but a key-value store takes at most {MAX_VALUE_BYTES}: send it with a call of the group"
             )
         return bytes(value)
 
@@ -336,7 +336,7 @@ class KeyValueStore:
             query = Query(number, action)
             if len(frame := _encode(query)) > MAX_FRAME_BYTES:
                 raise UsageError(
-                    f"a query of the key-value store has {len(frame)} bytes, and {MAX_FRAME_BYTES} are allowed: use fewer or shorter keys"
+                    f"a query of the key-value store has {len(frame)} bytes, but at most {MAX_FRAME_BYTES} are allowed: use fewer or shorter keys"
                 )
             self._send(query)
             pending.ended.wait(deadline.remaining())
@@ -370,10 +370,10 @@ class KeyValueStore:
 
     def _overdue(self, action: Action, seconds: float) -> str:
         if isinstance(action, Get):
-            return f"nobody has set {', '.join(map(repr, action.keys))} in the key-value store within {seconds:g} s"
+            return f"no rank set {', '.join(map(repr, action.keys))} in the key-value store within {seconds:g} s"
         return f"rank {self._root}, which keeps the key-value store, did not answer within {seconds:g} s"
 
-    # What comes, in the loop's thread or in that of whoever sets a value
+    # Answers, in the loop's thread or in the thread that sets a value
 
     def _take_answer(self, answer: Answer) -> None:
         with self._lock:
@@ -386,7 +386,7 @@ class KeyValueStore:
         answer = decode_answer(frame)
         if answer is None:
             connection = self._connection
-            self._lost((connection.flaw if connection is not None else "") or "an answer cannot be read")
+            self._lost((connection.flaw if connection is not None else "") or "its answer cannot be read")
         else:
             self._take_answer(answer)
 
@@ -399,7 +399,7 @@ class KeyValueStore:
             for pending in self._pending.values():
                 pending.ended.set()
 
-    # Where the values are
+    # The store of the values
 
     def _take(self, sock: socket.socket, _: bytes) -> None:
         connection: FrameConnection

@@ -38,7 +38,7 @@ class DeviceMesh:
         The name of each axis, unique; by default ``"axis0"``, ``"axis1"`` and so on. All methods take an axis by name, or by
         number, which may count from the end.
     periodic
-        Whether the ranks along an axis form a ring, so that `shift` goes on at the other end: one bool for all axes, or one for
+        Whether the ranks along an axis form a ring, so that `shift` wraps around at its end: one bool for all axes, or one for
         each.
     timeout_s
         Seconds that each step of making the groups may last.
@@ -58,7 +58,7 @@ class DeviceMesh:
     ranks
         The ranks of ``parent`` on the grid: integers, read-only, of shape ``shape``.
     coordinates
-        Where this rank is: one number for each axis.
+        The place of this rank: one number for each axis.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class DeviceMesh:
         timeout_s: float | None = None,
     ) -> None:
         if not isinstance(group, Group):
-            raise UsageError(f"a mesh is made of a group, such as mh.init() returns, and a {type(group).__name__} was given")
+            raise UsageError(f"a mesh is made of a group, such as mh.init() returns, not of a {type(group).__name__}")
         self.parent: Group = group
         self.shape: tuple[int, ...] = _checked_shape(shape, group.world_size)
         self.names: tuple[str, ...] = _checked_names(names, len(self.shape))
@@ -225,7 +225,7 @@ class DeviceMesh:
         """
         number, distance = self.axis(axis), whole(steps)
         if distance is None:
-            raise UsageError(f"a shift goes an integer number of steps, and {steps!r} was given")
+            raise UsageError(f"a shift takes an integer number of steps, not {steps!r}")
         extent, place = self.shape[number], self.coordinates[number]
 
         def at(coordinate: int) -> int | None:
@@ -312,7 +312,7 @@ class DeviceMesh:
         """
         chosen = tuple(self.axis(axis) for axis in axes)
         if not chosen or len(set(chosen)) != len(chosen):
-            raise UsageError(f"submesh takes at least one axis, and each once, and {list(axes)} was given")
+            raise UsageError(f"submesh takes at least one axis, and each only once; {list(axes)} was given")
         names = [self.names[axis] for axis in chosen]
         _same_on_all(self.parent, f"submesh{tuple(names)}", "axes", timeout_s)
         part = self._split(chosen, timeout_s)
@@ -335,7 +335,7 @@ class DeviceMesh:
 
 
 def _same_on_all(group: Group, mine: str, what: str, timeout_s: float | None) -> None:
-    """Compare what the ranks of a group gave.
+    """Compare the arguments of the ranks of a group.
 
     Raises
     ------
@@ -372,7 +372,7 @@ def _checked_names(names: Any, ndim: int) -> tuple[str, ...]:
         return tuple(f"axis{axis}" for axis in range(ndim))
     given = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
     if len(given) != ndim or not all(isinstance(name, str) and name for name in given):
-        raise UsageError(f"names must be {ndim} strings, one for each axis of the shape, and {names!r} was given")
+        raise UsageError(f"names must be {ndim} strings, one for each axis of the shape, not {names!r}")
     repeated = sorted({name for name in given if given.count(name) > 1})
     if repeated:
         raise UsageError(f"axis names must differ, and {', '.join(map(repr, repeated))} is given more than once in {names!r}")
@@ -382,7 +382,7 @@ def _checked_names(names: Any, ndim: int) -> tuple[str, ...]:
 def _checked_periodic(periodic: Any, ndim: int) -> tuple[bool, ...]:
     given = list(periodic) if isinstance(periodic, Sequence | np.ndarray) else [periodic] * ndim
     if len(given) != ndim or not all(isinstance(each, bool | np.bool_) for each in given):
-        raise UsageError(f"periodic must be True or False, or {ndim} of these, one for each axis, and {periodic!r} was given")
+        raise UsageError(f"periodic must be True or False, or {ndim} of these, one for each axis, not {periodic!r}")
     return tuple(bool(each) for each in given)
 
 

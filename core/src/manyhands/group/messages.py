@@ -16,14 +16,14 @@ __all__ = ["MessageCalls"]
 class MessageCalls(Calls):
     """The calls of a group that move an array from one rank to one other.
 
-    None as a peer is nobody, as MPI's PROC_NULL is: nothing is sent there, and nothing comes from there. So ranks at the edge of
+    None as a peer is no rank, like MPI's PROC_NULL: nothing is sent there, and nothing comes from there. So ranks at the edge of
     a grid need no branch of their own.
     """
 
     def send(self, array: npt.ArrayLike, dest: int | None, *, timeout_s: float | None = None) -> None:
         """Send an array to one rank, which must `recv` it.
 
-        A small array may still be on its way when the call returns. If it does not fit, or nobody receives it, a later call or
+        A small array may still be on its way when the call returns. If it does not fit, or no rank receives it, a later call or
         `close` raises the error.
 
         Parameters
@@ -60,7 +60,7 @@ class MessageCalls(Calls):
         source
             The rank to receive from; with None, nothing is received.
         out
-            Where the array goes; the sender's must have the same shape and dtype.
+            The array for the received data; the sender's must have the same shape and dtype.
         timeout_s
             Seconds that the call may last.
 

@@ -40,10 +40,10 @@ class ObjectCalls(Calls):
     error if the object does not fit. Without it, the result consists of None, bool, int, float, str, bytes, list and dict:
 
     ======================================================  =====================================================================
-    what goes in                                            what comes out without ``type=``
+    sent                                                    received without ``type=``
     ======================================================  =====================================================================
     None, bool, int (-2**63 to 2**64-1), float, str, bytes  the same
-    list, tuple, named tuple, set, frozenset                a list; a tuple where it is the key of a dict
+    list, tuple, named tuple, set, frozenset                a list; a tuple if it is the key of a dict
     dict                                                    a dict; keys may be all that comes out hashable, not only str
     dataclass, Struct, attrs class                          a dict of the fields
     Enum                                                    its value
@@ -70,7 +70,7 @@ class ObjectCalls(Calls):
         Parameters
         ----------
         obj
-            What to send; docs/groups.md lists what can travel.
+            The object to send; docs/groups.md lists what can travel.
         dest
             Another rank.
         timeout_s
@@ -138,7 +138,7 @@ class ObjectCalls(Calls):
         Parameters
         ----------
         obj
-            On the root, what to send; elsewhere ignored.
+            On the root, the object to send; elsewhere ignored.
         root
             The rank whose object it is.
         type
@@ -172,7 +172,7 @@ class ObjectCalls(Calls):
         Parameters
         ----------
         obj
-            What this rank gives; sizes and kinds may differ from rank to rank.
+            This rank's object; sizes and kinds may differ from rank to rank.
         type
             The type that each object must have; see `recv_object`.
         timeout_s
@@ -204,7 +204,7 @@ class ObjectCalls(Calls):
         Parameters
         ----------
         obj
-            What this rank gives; sizes and kinds may differ from rank to rank.
+            This rank's object; sizes and kinds may differ from rank to rank.
         root
             The rank that gets them.
         type
@@ -272,11 +272,11 @@ class ObjectCalls(Calls):
         return unpacker.unpack(self._run_program("scatter_object", partial(self._scattering, objs, root), timeout_s), root)
 
     def _is(self, rank: int) -> bool:
-        """Tell whether this is that rank."""
+        """Return whether this is that rank."""
         return self._members.rank == rank
 
     def _gathered(self, name: str, obj: object, root: int, kind: Any, timeout_s: float | None) -> list[Any]:
-        """Return the objects of all ranks on the root, on every rank where that is -1; elsewhere nothing."""
+        """Return the objects of all ranks on the root, or on every rank if the root is -1; elsewhere nothing."""
         unpacker: Unpacker[Any] = Unpacker(kind if root < 0 or self._is(root) else None, name)
         parts = self._run_program(name, partial(self._gathering, name, obj, root), timeout_s)
         return [unpacker.unpack(part, sender) for sender, part in enumerate(parts)]
@@ -306,9 +306,9 @@ class ObjectCalls(Calls):
         parts: list[bytearray] = [bytearray()] * size
         if self._is(root):
             if not isinstance(objs, Sequence):
-                raise UsageError(f"{name} needs a list of {size} objects on the root, and a {_kind(objs)} was given")
+                raise UsageError(f"{name} needs a list of {size} objects on the root, not a {_kind(objs)}")
             if len(objs) != size:
-                raise SizeMismatchError(f"{name} needs one object for each of the {size} ranks, and {len(objs)} were given")
+                raise SizeMismatchError(f"{name} needs one object for each of the {size} ranks, but got {len(objs)}")
             parts = [pack(obj, f"{name}, for rank {dest},") for dest, obj in enumerate(objs)]
         sizes = yield from self._telling_sizes([len(part) for part in parts], root, name)
         rooms = tuple(map(_room, sizes))
@@ -344,20 +344,20 @@ class ObjectCalls(Calls):
         return [int(size) for size in told]
 
     def _check_sizes(self, sizes: Array, name: str) -> None:
-        """End the job where a size cannot be, before memory is taken for it."""
+        """End the job if a size is impossible, before memory is taken for it."""
         if sizes.min() < 1 or sizes.max() > _LARGEST_BYTES:
             raise self._fail(
                 "protocol",
-                f"{name} on rank {self._job.rank} was told of objects of {sizes.tolist()} bytes, which cannot be",
+                f"rank {self._job.rank} learned in {name} of objects of {sizes.tolist()} bytes, which is impossible",
                 name,
             )
 
     def _memory(self, nbytes: int, name: str) -> Array:
-        """Take memory for what comes, or goes; where there is none, end the job, since the others have begun."""
+        """Take memory for incoming or outgoing data; if there is none, end the job, because the others have begun."""
         try:
             return new_array((nbytes,), _BYTE)
         except OutOfMemoryError:
-            self._fail("aborted", f"rank {self._job.rank} has no memory for the {nbytes} bytes that {name} brings", name)
+            self._fail("aborted", f"rank {self._job.rank} has no memory for the {nbytes} bytes of {name}", name)
             raise
 
     def _fail(self, kind: str, text: str, name: str) -> ManyHandsError:

@@ -1,4 +1,4 @@
-"""Python objects as bytes: msgpack by msgspec, never pickle, and words for what cannot travel."""
+"""Python objects as bytes: msgpack by msgspec, never pickle, and explanations for objects that cannot travel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ARRAY = 77
 """The code of msgpack's extension type that carries a NumPy array: the length of a description, the description, and its bytes in C order."""
 _TEXT_CHARACTERS = 120
 _CANNOT = (TypeError, ValueError, OverflowError, RecursionError, BufferError, msgspec.EncodeError)
-"""What msgspec raises for an object that it cannot encode."""
+"""The exceptions of msgspec for an object that it cannot encode."""
 
 
 def pack(given: object, what: str) -> bytearray:
@@ -38,14 +38,14 @@ def pack(given: object, what: str) -> bytearray:
     Parameters
     ----------
     given
-        What is to travel.
+        The object to send.
     what
         The call, for messages to people.
 
     Raises
     ------
     UsageError
-        Something in it cannot travel; the message says what, where, and what to do.
+        Something in it cannot travel; the message says what, at which place, and what to do.
     OutOfMemoryError
         There is no memory for the bytes.
     """
@@ -67,7 +67,7 @@ class Unpacker(Generic[T]):
     Parameters
     ----------
     expected
-        What msgspec decodes into: a dataclass, a `msgspec.Struct`, ``list[int]`` and the like; None for plain Python objects.
+        The type for msgspec: a dataclass, a `msgspec.Struct`, ``list[int]`` and the like; None for plain Python objects.
     what
         The call, for messages to people.
 
@@ -91,7 +91,7 @@ class Unpacker(Generic[T]):
             ) from None
 
     def unpack(self, data: Any, sender: int) -> T:
-        """Return the object in ``data``, a buffer, that ``sender`` sent.
+        """Return the object in ``data``, a buffer from ``sender``.
 
         Raises
         ------
@@ -110,8 +110,8 @@ class Unpacker(Generic[T]):
             ) from None
         except UNREADABLE as error:  # for bytes that make no object, text or array
             raise UsageError(
-                f"{self._what} cannot rebuild the object of rank {sender}: {error}; where a dict has dataclasses or the like for "
-                "keys, give type=",
+                f"{self._what} cannot rebuild the object of rank {sender}: {error}; if keys of a dict are dataclasses or the like, "
+                "give type=",
                 peer=sender,
             ) from None
         return value
@@ -158,7 +158,7 @@ def _rebuilt(code: int, data: memoryview) -> object:
     if dtype is None:
         raise ValueError(f"it holds {words}, which this rank cannot make: is ml_dtypes installed?")
     if math.prod(shape) * dtype.itemsize != len(data) - start or max(shape, default=0) >= 1 << 62:
-        raise ValueError(f"it holds {len(data)} bytes that are said to be an array {words}")
+        raise ValueError(f"it holds {len(data)} bytes for an array {words}, which is a wrong number")
     array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
     return array if array.flags.aligned and array.flags.writeable else array.copy()
 
@@ -167,11 +167,11 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def _explain(given: object, error: Exception) -> str:
-    """Say what in ``given`` made the encoder raise ``error``, where it is, and what to do."""
+    """Say what in ``given`` made the encoder raise ``error``, at which place, and what to do."""
     path, value = "", given
     above: list[object] = []
     circular = False
-    # The child that cannot be encoded alone is the guilty one; where all can, it is the object itself.
+    # A child that cannot be encoded on its own is the cause; if all children can, it is the object itself.
     while not circular and len(above) < sys.getrecursionlimit():
         above.append(value)
         for step, child in _children(value):
@@ -191,7 +191,7 @@ def _explain(given: object, error: Exception) -> str:
 
 
 def _fault(value: object) -> Exception | None:
-    """Return what the encoder raises for an object; None where it can be encoded."""
+    """Return the encoder's exception for an object; None if it can be encoded."""
     try:
         _encoder.encode(value)
     except _CANNOT as error:
@@ -226,29 +226,29 @@ def _problem(value: object, error: Exception) -> str:
     if isinstance(error, msgspec.EncodeError) and isinstance(value, Sized):
         size = f"{value.nbytes} bytes" if isinstance(value, np.ndarray) else f"length {len(value)}"
         return (
-            f"a {_type_name(type(value))} of {size}: nothing in an object may have 4 GiB or more; give an array alone, to broadcast(), send() or "
+            f"a {_type_name(type(value))} of {size}: no part of an object may have 4 GiB or more; give an array alone, to broadcast(), send() or "
             "all_gather(), or give the object in parts"
         )
     if isinstance(value, int):
         if isinstance(error, OverflowError):
-            return "an int beyond 64 bits: give it as text, str(n), or as bytes"
+            return "an int of more than 64 bits: give it as text, str(n), or as bytes"
         return f"a {_type_name(type(value))}, a kind of int: give int(n)"
     if isinstance(value, str):
         if isinstance(error, UnicodeError):
-            return "a str with half a surrogate pair, which UTF-8 cannot hold: give bytes, os.fsencode(x) for a file name"
+            return "a str with half a surrogate pair, which UTF-8 cannot encode: give bytes, os.fsencode(x) for a file name"
         return f"a {_type_name(type(value))}, a kind of str: give str(x)"
     if isinstance(value, np.ndarray):
         if isinstance(error, UsageError):
             return f"a NumPy array: {error}"
-        return f"a {_type_name(type(value))}, a kind of array: give np.asarray(x), and what it holds more on its own"
+        return f"a {_type_name(type(value))}, a kind of array: give np.asarray(x), and its other data separately"
     kind = _type_name(type(value))
     if isinstance(value, complex | np.complexfloating):
         return f"a {kind}: give its parts, [z.real, z.imag]"
     if isinstance(value, np.generic):
-        return f"a {kind}, which no Python number equals: convert it, with float(x)"
+        return f"a {kind}, which no Python number equals: convert it with float(x)"
     if not isinstance(error, TypeError):
         return f"a {kind}: {error}"
-    return f"a {kind}: {_CAN_TRAVEL}; give its data as one of these, and type= where it is received"
+    return f"a {kind}: {_CAN_TRAVEL}; give its data as one of these, and type= on the receiving rank"
 
 
 def _type_name(kind: Any) -> str:

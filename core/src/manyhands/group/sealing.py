@@ -1,4 +1,4 @@
-"""Seals for what a bridge moves as data and then trusts more than data, such as pickles of another library."""
+"""Seals for data that a bridge sends and then trusts more than plain data, such as pickles of another library."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Sealer:
     """Seals bytes that travel between the ranks of a group in any way, so that only what one of them has sealed is taken.
 
     A seal is 16 bytes of keyed BLAKE2b. Its key is derived from the secret and the random bytes of the job, from the group, and from
-    the purpose. It works on every backend, and needs no ``security.checksum``. Whoever changes messages on the path can exchange what was
-    sealed for something else that was sealed for the same group and purpose, and no more.
+    the purpose. It works on every backend, and needs no ``security.checksum``. An attacker who changes messages on the path can only exchange
+    them for others that were sealed for the same group and purpose.
 
     Parameters
     ----------
     group
         The ranks.
     purpose
-        What the bytes are, in words that are the same on all ranks.
+        A description of the bytes, in words that are the same on all ranks.
 
     Attributes
     ----------
@@ -59,9 +59,9 @@ class Sealer:
         Parameters
         ----------
         data
-            What came.
+            The received bytes.
         seal
-            What came as its seal.
+            The seal that came with them.
 
         Raises
         ------
@@ -73,5 +73,5 @@ class Sealer:
         job = self._group._job
         self._group._saw()
         raise job.fail(
-            Report("protocol", f"rank {job.rank} got {self._purpose} that no rank of this job has sealed: {TAMPERED}")
+            Report("protocol", f"rank {job.rank} received {self._purpose} that no rank of this job has sealed: {TAMPERED}")
         )

@@ -25,7 +25,7 @@ _log = logging.getLogger("manyhands.job")
 
 
 def check_possible(job: Job) -> None:
-    """Refuse to shrink where ranks are threads, whose world has a place for each of them.
+    """Raise an error if ranks are threads, whose world has a place for each of them.
 
     Raises
     ------
@@ -35,8 +35,8 @@ def check_possible(job: Job) -> None:
     if job.meeting is None and (job.world_size > 1 or job.runtime.is_simulated):
         where = "a simulated world" if job.runtime.is_simulated else "one process"
         raise UnsupportedError(
-            f"shrink() is for ranks that are processes, and these are threads of {where}: start processes, or make a world without the ranks "
-            "that are lost",
+            f"shrink() needs ranks that are processes, but these are threads of {where}: start processes, or make a world without the lost "
+            "ranks",
             rank=job.rank,
         )
 
@@ -51,7 +51,7 @@ def come_later(meeting: Meeting, most: int, setup: Setup, timeout_s: float, pati
     most
         How many ranks the job has at most.
     setup
-        What this rank was told about the job.
+        The description of the job that this rank got.
     timeout_s
         How long the meeting may last, once it begins.
     patience_s
@@ -68,7 +68,7 @@ def come_later(meeting: Meeting, most: int, setup: Setup, timeout_s: float, pati
         try:
             return shrink(old, setup, deadline, timeout_s)
         except CommError:
-            if not old.control.cut:  # else it was not taken this time, or whoever had let it in has died
+            if not old.control.cut:  # otherwise it was not accepted this time, or the rank that let it in has died
                 raise
         finally:
             old.release()
@@ -78,39 +78,39 @@ def come_later(meeting: Meeting, most: int, setup: Setup, timeout_s: float, pati
 def shrink(old: Job, setup: Setup, deadline: Deadline, timeout_s: float | None = None) -> Formed:
     """Meet those that are left of a job that has failed, in a new job of their own, and give back the old one.
 
-    Where they did not come together for a reason that may pass, the old job stays, and `Job.may_shrink_again` says so.
+    If they did not come together for a reason that may pass, the old job stays, and `Job.may_shrink_again` says so.
 
-    If another rank dies meanwhile, or cannot go on for a reason of its own, the others try again without it, whatever error
-    that became. All of them do the same, because they leave the new job's last exchange together or not at all, and the old
-    job's store tells all of them alike who is left.
+    If another rank dies meanwhile, or cannot continue for a reason of its own, the others try again without it, whatever error
+    that caused. All of them do the same, because they leave the new job's last exchange together or not at all, and the old
+    job's store gives all of them the same list of survivors.
 
     Parameters
     ----------
     old
-        The job, whose backend has been given back; its control connections still tell who is left.
+        The job, whose backend has been closed; its control connections still report the survivors.
     setup
-        What this rank was told about the job.
+        The description of the job that this rank got.
     deadline
         Until when.
     timeout_s
-        How long this rank may take to meet the others once it is told who they are, where it came later; by default until the deadline.
+        The seconds that this rank may take to meet the others once it knows them, if it came later; by default until the deadline.
 
     Raises
     ------
     CommError
         They did not come together.
     BackendUnavailableError
-        This rank cannot go on. Other errors of its own pass through as well.
+        This rank cannot continue. Other errors of its own are raised as they are.
     """
     try:
         with contextlib.ExitStack() as at_end:
             formed = _Shrinking(old, setup, deadline, timeout_s, at_end.callback).run()
     except CommError as error:
-        # Who alone cannot meet the others must go, or they would wait for it.
+        # If one rank alone cannot meet the others, it must leave, or they would wait for it.
         if isinstance(error, RendezvousError) or old.control.cut:
             old.release()
         else:
-            old.instead = "call shrink() again, or close() it"
+            old.instead = "call shrink() again, or close() the group"
             old.may_shrink_again = True
         raise
     except BaseException:
@@ -134,17 +134,17 @@ class _Shrinking(msgspec.Struct, frozen=True):
         failure: CommError | None = None
         before: list[int] = []
         while True:
-            # Nobody dials before all have asked to go on, and by then each of them listens, since nobody knows who will be the first.
+            # No rank dials before all have asked to continue. By then each of them listens, because the first is not known in advance.
             with _listen(self.old, self.deadline) as listener:
                 address = ("", 0) if listener is None else listener.getsockname()[:2]
                 shrunk = self.ask(address)
                 if failure is not None and shrunk.ranks == before:
-                    raise failure  # nobody has died: what broke would break again
+                    raise failure  # no rank has died: the same fault would come again
                 before = shrunk.ranks
                 try:
                     return self.form(shrunk, listener, self.deadline if self.timeout_s is None else Deadline(self.timeout_s))
                 except CommError as error:
-                    # Who meets somebody else there, alone, goes; where one of them is gone, the old store says so.
+                    # A rank that meets other ranks there, alone, leaves; if one of them is gone, the old store says so.
                     control = self.old.control
                     is_alone = (
                         isinstance(error, RendezvousError)
@@ -153,8 +153,8 @@ class _Shrinking(msgspec.Struct, frozen=True):
                     )
                     is_late = self.timeout_s is None and self.deadline.passed()
                     if is_late and not control.cut and not isinstance(error, DeadlineError):
-                        # As where they were told to go on when there was no time left to meet: they may try again.
-                        text = f"shrink() did not end within {self.deadline.timeout_s:g} s, as the ranks met: {error}"
+                        # As if they had learned to continue when there was no time left to meet: they may try again.
+                        text = f"shrink() did not end within {self.deadline.timeout_s:g} s, while the ranks met: {error}"
                         raise DeadlineError(text, rank=self.old.rank, operation="shrink") from error
                     if is_alone or self.deadline.passed():
                         raise
@@ -175,10 +175,10 @@ class _Shrinking(msgspec.Struct, frozen=True):
         origins = self.old.control.origins or tuple(range(self.old.world_size))
         known = len(origins) if self.timeout_s is None else 0
         job.control.origins = tuple(origins[rank] if rank < known else None for rank in shrunk.ranks)
-        _log.info("rank %d of %d goes on as rank %d of %d", self.old.rank, self.old.world_size, job.rank, job.world_size)
+        _log.info("rank %d of %d continues as rank %d of %d", self.old.rank, self.old.world_size, job.rank, job.world_size)
         formed = finish(job, self.setup, None, deadline)
         try:
-            # Until this the old store and its successor know who is left, and from then on the new ones.
+            # Until now the old store and its successor know the survivors, and from now on the new ones do.
             job.control.exchange("the end of shrink()", b"", deadline)
         except BaseException as error:
             job.abort(error)
@@ -211,7 +211,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
         )
         if len(ranks) == 1:
             return come_alone(self.setup, deadline, old.local_rank, meeting)
-        # Which ranks share a host stays as it was, also where the config says it by their old numbers; unless there are newcomers.
+        # The ranks of each host stay the same, also if the config names them by their old numbers; unless there are newcomers.
         hosts = None
         if max(ranks) < len(old.hosts):
             known = [old.hosts[rank] for rank in ranks]

@@ -1,7 +1,7 @@
 """``backend = "auto"`` in a world of several ranks: they meet first, and then choose one backend together.
 
-Each rank lays open what can run where it is. All compute the same order from the same cards and try the first: where it does not start on one
-rank, such as shared memory between two containers, all of them go on to the next.
+Each rank publishes the backends that can run on its host. All compute the same order from the same cards and try the first. If it does not start
+on one rank, such as shared memory between two containers, all of them try the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 
 class _Card(msgspec.Struct, frozen=True):
-    """What a rank lays open: what tells its running system from another one, and what can run there."""
+    """The card of a rank: an identifier of its running system, and the backends that can run there."""
 
     system: str
     candidates: list[_Candidate]
@@ -45,12 +45,12 @@ class _Card(msgspec.Struct, frozen=True):
 def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: Deadline) -> None:
     """Start the best backend that every rank has and that starts on all of them; ``job.backend_name`` is its name then.
 
-    The highest `BackendSpec.auto_priority` wins; those for ranks of one host are passed over where there are several.
+    The highest `BackendSpec.auto_priority` wins; backends for ranks of one host are skipped if there are several hosts.
 
     Raises
     ------
     BackendUnavailableError
-        There is none; the message says why for each. Alike on all ranks.
+        There is none; the message says why for each. It is the same on all ranks.
     CommError
         The job ended meanwhile.
     """
@@ -70,7 +70,7 @@ def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: D
         _passed_over(job, name, problem)
         reasons.append((name, problem))
     raise BackendUnavailableError(
-        "'auto' finds no backend that can run on all ranks:"
+        "'auto' found no backend that can run on all ranks:"
         + "".join(f"\n  {name}: {reason}" for name, reason in reasons)
         + "\nname one of them as the backend to see why it cannot, or install tcp on all ranks: "
         + install_command("pip install 'manyhands[tcp]'")
@@ -82,7 +82,7 @@ def _passed_over(job: Job, name: str, reason: str) -> None:
 
 
 def _rank(cards: list[_Card]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the backends to try, the best first, and the others with what is in their way."""
+    """Return the backends to try, the best first, and the others with their obstacles."""
     known: dict[str, list[tuple[int, _Candidate]]] = {}
     for rank, card in enumerate(cards):
         for candidate in card.candidates:
@@ -95,15 +95,15 @@ def _rank(cards: list[_Card]) -> tuple[list[str], list[tuple[str, str]]]:
         if lacking:
             passed_over.append((name, f"rank {min(lacking)} cannot run it"))
         elif several and any(candidate.one_host for _, candidate in having):
-            passed_over.append((name, "it is for ranks of one host, and these are on several"))
+            passed_over.append((name, "it is for ranks of one host, but these are on several"))
         else:
             order.append((-max(candidate.priority for _, candidate in having), name))
     return [name for _, name in sorted(order)], passed_over
 
 
 def _try(job: Job, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, deadline: Deadline) -> str:
-    """Start a backend on all ranks, or on none; return what was in the way, alike on all ranks."""
-    # Loaded before anyone starts: who cannot load it must not leave the others waiting inside.
+    """Start a backend on all ranks, or on none; return the obstacle, alike on all ranks."""
+    # Loaded before any rank starts: a rank that cannot load it must not leave the others waiting inside.
     problem = ""
     try:
         plugins.load_factory(spec)
@@ -132,7 +132,7 @@ def _first_problem(job: Job, name: str, problem: str, deadline: Deadline) -> str
 
 
 def _system() -> str:
-    """Return what all processes of one running system have in common, and those of others have not, whatever their host is called."""
+    """Return an identifier that all processes of one running system share, and no others, whatever the name of their host."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a backend's factory gets from a job, and the backends of which it is composed."""
+"""The bootstrap of a backend's factory, and the backends of which it is composed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from manyhands.net.proven import ProvenSocket
 __all__ = ["Maker"]
 
 _FACTORY_GRACE_S = 6.0
-"""How long a factory that is overdue may still take to say why: what it waits for has the same deadline.
+"""The extra time for an overdue factory to give its reason: its own waits have the same deadline.
 
-Where a rank with the store is stopped, the others take some two seconds more until they have heard that from its successor.
+If a rank with the store is stopped, the others need some two seconds more until they have learned that from its successor.
 """
 
 
 class Place(Protocol):
-    """What a backend is made for: a job, as far as backends need to know."""
+    """The base for a backend: a job, as far as backends need to know it."""
 
     rank: int
     world_size: int
@@ -76,7 +76,7 @@ class Maker(msgspec.Struct, frozen=True):
                 )
         bootstrap = _JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks)
         try:
-            # A part is given up before what it is a part of, which is not to blame.
+            # A part is closed before the backend that it is a part of, which is not to blame.
             return self.plugins.create(spec, bootstrap, _FACTORY_GRACE_S / len(names))
         except (LinkLost, Damaged) as failure:  # a part for some of the ranks numbers them in its own way
             if len(ranks) == self.job.world_size:
@@ -84,12 +84,12 @@ class Maker(msgspec.Struct, frozen=True):
             raise type(failure)(ranks[failure.peer], failure.reason) from None
 
     def find(self, name: str, within: tuple[str, ...]) -> BackendSpec:
-        """Describe the backend that is to be a part of others."""
+        """Describe the backend that will be a part of others."""
         return self.resolved.runnable(name, within)
 
 
 class _JobBootstrap(Bootstrap):
-    """What a backend's factory gets from a job."""
+    """The bootstrap that a backend's factory gets from a job."""
 
     def __init__(self, maker: Maker, config: object, names: tuple[str, ...], ranks: tuple[int, ...]) -> None:
         self._maker = maker
@@ -121,7 +121,7 @@ class _JobBootstrap(Bootstrap):
             raise
 
     def exchange(self, name: str, card: bytes) -> list[bytes]:
-        # Each part has exchanges of its own, whatever it calls them, and so have the ranks of each host.
+        # Each part has its own exchanges, under any names, and so have the ranks of each host.
         whose = [*self._names[1:], name]
         members = None
         if len(self._ranks) < self._job.world_size:
@@ -139,7 +139,7 @@ class _JobBootstrap(Bootstrap):
         return 0 <= peer < self.world_size and self._job.is_from(sock, self._ranks[peer])
 
     def _whom(self, rank: int) -> str:
-        """Return what a connection is to: a rank of the world, and there the part which it numbers in its own way."""
+        """Return the other end of a connection: a rank of the world, and there the part, which numbers ranks in its own way."""
         part = "" if len(self._ranks) == self._job.world_size else f" for ranks {', '.join(map(str, self._ranks))}"
         return f"rank {self._ranks[rank]} ({' in '.join(self._names[::-1])}{part})"
 

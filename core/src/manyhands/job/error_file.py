@@ -1,4 +1,4 @@
-"""How a rank tells its launcher what ended it: a small JSON file, named by ``MANYHANDS_ERROR_FILE``.
+"""The file in which a rank reports the error that ended it to its launcher: a small JSON file, named by ``MANYHANDS_ERROR_FILE``.
 
 What all ranks would say alike is then said once, by the launcher: a rank itself shows where it was. Tracebacks leave out the frames inside
 manyhands; see `manyhands.common.tracebacks`.
@@ -64,7 +64,7 @@ class ErrorRecord:
     is_short: bool = False
     """Whether frames inside manyhands were left out of the traceback."""
     clock: float | None = None
-    """The same time by `time.monotonic`, which all processes of a host share, and which nobody sets."""
+    """The same time by `time.monotonic`, which all processes of a host share, and which cannot be set."""
 
     @property
     def is_told(self) -> bool:
@@ -82,7 +82,7 @@ class _Hook:
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         path = os.environ.get(Variable.ERROR_FILE)
-        if path and os.getpid() == self._process:  # what a forked child raises does not end the rank
+        if path and os.getpid() == self._process:  # an exception of a forked child does not end the rank
             # A full disk, or a launcher that is gone, must not hide the error itself.
             with _without_interrupts(), contextlib.suppress(OSError):
                 record = _record(self.rank, kind, error, trace)
@@ -112,7 +112,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 class _PlaceFile:
-    """Where the interpreter writes at which line it is when a signal ends this process, before it does, and also while C code runs."""
+    """The file in which the interpreter writes its line just before a signal ends this process, and also while C code runs."""
 
     opened: ClassVar[int] = -1
 
@@ -141,7 +141,7 @@ class _PlaceFile:
 
 
 def _moved_up(fd: int) -> int:
-    """Return a descriptor in the place of a low one: programs close all low ones, and the next file of theirs would get what is written here."""
+    """Return a descriptor in the place of a low one: programs close all low ones, and their next file would get the text that is written here."""
     import fcntl
     import resource
 
@@ -172,7 +172,7 @@ def catches(process: int, number: int) -> bool:
 
 
 def install(rank: int = -1) -> None:
-    """Write the exception that ends this process to the launcher's file, then do what was done before.
+    """Write the exception that ends this process to the launcher's file, then call the former hook.
 
     Does nothing unless ``MANYHANDS_ERROR_FILE`` is set, and nothing in the children of a rank. Called again, it only takes over the rank. An exit by `SystemExit` writes
     nothing: its code says all.
@@ -193,7 +193,7 @@ def install(rank: int = -1) -> None:
 
 
 def read_place(path: Path) -> str:
-    """Return where a rank was when a signal ended it, as in `ErrorRecord.where`; empty if it wrote nothing.
+    """Return the line of a rank when a signal ended it, as in `ErrorRecord.where`; empty if it wrote nothing.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def read_place(path: Path) -> str:
 
 
 def mark_elastic() -> None:
-    """Note for the launcher that the program has an elastic function, which can go on after a failure."""
+    """Note for the launcher that the program has an elastic function, which can continue after a failure."""
     path = os.environ.get(Variable.ERROR_FILE)
     if path and not is_of_another(os.environ):
         with contextlib.suppress(OSError):
@@ -255,7 +255,7 @@ def _place_path(path: Path) -> Path:
 
 
 def read(path: Path) -> ErrorRecord | None:
-    """Return what a rank wrote, None when it wrote nothing that can be read."""
+    """Return the record of a rank, None if it wrote nothing that can be read."""
     import msgspec  # a launcher whose ranks end well needs none
 
     try:
@@ -266,7 +266,7 @@ def read(path: Path) -> ErrorRecord | None:
 
 def _record(rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> ErrorRecord:
     name = kind.__qualname__ if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}.{kind.__qualname__}"
-    # Ranks may have been counted anew since: then the error knows what this rank is called by now.
+    # Ranks may have been renumbered since: then the error knows the present number of this rank.
     own = rank if not isinstance(error, CommError) or error.rank is None else error.rank
     told = isinstance(error, AbortedError) or (isinstance(error, CommError) and error.peer not in {None, own})
     story = traceback.TracebackException(kind, error, trace)
@@ -279,7 +279,7 @@ def _record(rank: int, kind: type[BaseException], error: BaseException, trace: T
 
 
 def _brief(record: ErrorRecord, error: BaseException) -> str | None:
-    """Return what a rank shows where its launcher says the rest; None for an error that the rank shows itself."""
+    """Return the text that a rank shows if its launcher says the rest; None for an error that the rank shows itself."""
     notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", []))
     if Variable.LAUNCHED not in os.environ:  # a launcher such as mpi's, which shows one traceback, that of the cause
         return f"{record.type}: {record.message}\n{notes}" if record.secondary else None
@@ -288,13 +288,17 @@ def _brief(record: ErrorRecord, error: BaseException) -> str | None:
     if not record.is_told:
         return None
     if record.secondary:
-        return f"{record.type} {record.where}: manyhands run says why, in the end\n{notes}"
+        return f"{record.type} {record.where}: see the end of the output of manyhands run for the reason\n{notes}"
     above, found, _ = record.traceback.rpartition(f"{record.type}: {record.message}")
-    return f"{above}{record.type}: manyhands run says it once for all ranks, in the end\n{notes}" if found else None
+    return (
+        f"{above}{record.type}: see the end of the output of manyhands run, which shows it once for all ranks\n{notes}"
+        if found
+        else None
+    )
 
 
 def _write(path: Path, record: ErrorRecord) -> None:
-    import json  # nobody pays for it who does not fail
+    import json  # a rank that does not fail need not import it
 
     # Renamed into place, so that the launcher never reads half a file.
     unfinished = path.with_suffix(".unfinished")

@@ -1,4 +1,4 @@
-"""Who belongs to a group, and which of them this rank is."""
+"""The ranks of a group, and the place of this rank among them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Members:
     rank
         This rank, counted in the group.
     ranks_per_host
-        How many neighbouring ranks share a host, where that number is the same on all hosts; else 1.
+        The number of neighbouring ranks that share a host, if that number is the same on all hosts; otherwise 1.
     size
         The number of ranks.
     channel
@@ -42,7 +42,7 @@ class Members:
 
 
 def ranks_per_host(hosts: Sequence[int]) -> int:
-    """Return how many neighbouring ranks share a host; 1 where that number differs from host to host.
+    """Return the number of neighbouring ranks that share a host; 1 if that number differs from host to host.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What stands for a transport in a world of one."""
+"""The substitute for a transport in a world of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NoTransport"]
 
 
 class NoTransport(Transport):
-    """The transport of a world of one, where nobody can be talked to."""
+    """The transport of a world of one, in which there are no peers."""
 
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         """Refuse peers."""

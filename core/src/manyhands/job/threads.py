@@ -43,14 +43,14 @@ class ThreadWorld:
     backend
         The backend that their groups use unless they name another one.
     runtime
-        What the ranks run on; the computer itself by default.
+        The runtime of the ranks; the computer itself by default.
     recorder
-        ``recorder(rank)`` makes what records the calls of a rank in one group and all that are made of it; a plain `FlightRecorder` by default.
+        ``recorder(rank)`` makes the recorder for the calls of a rank in one group and all that are made of it; a plain `FlightRecorder` by default.
 
     Attributes
     ----------
     shared
-        What the ranks share; a backend's factory finds it as ``bootstrap.shared``.
+        Data that the ranks share; a backend's factory finds it as ``bootstrap.shared``.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class ThreadWorld:
     ) -> None:
         size = whole(world_size)
         if size is None or size < 1:
-            raise InvalidWorldSizeError(f"world_size must be a positive integer, and {world_size!r} was given")
+            raise InvalidWorldSizeError(f"world_size must be a positive integer, not {world_size!r}")
         self.world_size: int = size
         self.backend: str = backend
         self.runtime: Runtime = runtime
@@ -99,7 +99,7 @@ class ThreadWorld:
         if not 0 <= rank < self.world_size:
             raise InvalidRankError(f"rank {rank} is not in a world of {self.world_size}")
         member = ThreadRank(self, rank)
-        stands_by(self._maker)  # it waits for the ranks; in a world of one, which nobody enters so, it is the rank
+        stands_by(self._maker)  # it waits for the ranks; in a world of one, which no rank enters so, it is the rank
         stands_by(threading.current_thread())
         token = _current.set(member)
         try:
@@ -114,14 +114,14 @@ class ThreadWorld:
 
     @property
     def aborted_by(self) -> int | None:
-        """The rank whose failure stopped the others; None where there was none, or it was not a rank's own."""
+        """The rank whose failure stopped the others; None if there was none, or it was not a rank's own."""
         verdicts = [hub.verdict for _, hub in sorted(self._hubs.items())]
         return next(
             (verdict.peer for verdict in verdicts if verdict is not None and verdict.kind in ("aborted", "changed")), None
         )
 
     def abort(self, text: str, kind: str = "aborted", rank: int | None = None) -> None:
-        """Stop every rank: what waits on a group, or comes to one, raises an error with this text.
+        """Stop every rank: waits on a group, and later calls, raise an error with this text.
 
         Parameters
         ----------
@@ -146,14 +146,14 @@ class ThreadWorld:
         rank
             The rank.
         reason
-            Of what it died.
+            The cause of its death.
         """
         self._lost[rank] = reason
         for number in range(len(self._hubs) or 1):
             self.hub(number).lost(rank, reason)
 
     def has_met(self, rank: int) -> bool:
-        """Tell whether all ranks have come to the group that a rank made last.
+        """Return whether all ranks have come to the group that a rank made last.
 
         Parameters
         ----------
@@ -164,7 +164,7 @@ class ThreadWorld:
         return hub is not None and hub.is_complete()
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has closed the group that it made last.
+        """Return whether a rank has closed the group that it made last.
 
         Parameters
         ----------
@@ -243,7 +243,7 @@ def current_rank() -> int | None:
 
 
 def current_runtime() -> Runtime:
-    """Return what the calling thread's rank runs on: in an ordinary program the computer itself."""
+    """Return the runtime of the calling thread's rank: in an ordinary program the computer itself."""
     member = _current.get()
     return COMPUTER if member is None else member.world.runtime
 
@@ -255,12 +255,12 @@ def current_world() -> ThreadWorld | None:
 
 
 def inherit_rank(action: Callable[[], None]) -> Callable[[], None]:
-    """Return an action that is to be run in another thread, and is part of the calling thread's rank there.
+    """Return an action to run in another thread, which is part of the calling thread's rank there.
 
     Parameters
     ----------
     action
-        What to do.
+        The function to run.
 
     Returns
     -------
@@ -307,8 +307,8 @@ def sleep(seconds: float) -> None:
 def outside() -> AbstractContextManager[None]:
     """Declare that the calling thread waits for something that no rank brings, such as a file or another program.
 
-    In a simulated world the clock stands until the context ends. Other ranks that can run do so meanwhile, so what they do first is up to the
-    computer. With all other backends the context does nothing. Inside, a call on a group of a simulated world raises `UsageError`; do not
+    In a simulated world the clock stands until the context ends. Other ranks that can run do so meanwhile, so the computer decides what they do
+    first. With all other backends the context does nothing. Inside, a call on a group of a simulated world raises `UsageError`; do not
     ``await`` there.
 
     Returns
@@ -336,5 +336,5 @@ def duration(seconds: float) -> float:
         It is no finite number of at least 0.
     """
     if not is_number(seconds) or not 0 <= seconds < math.inf:
-        raise UsageError(f"seconds must be a finite number of at least 0, and {seconds!r} was given")
+        raise UsageError(f"seconds must be a finite number of at least 0, not {seconds!r}")
     return float(seconds)

@@ -23,7 +23,7 @@ class Child:
     error_file: Path
     stderr: Stream
     is_newcomer: bool
-    """Whether it was started to come into a job that runs already."""
+    """Whether it was started to join a running job."""
     signalled: bool = False
     """Whether the launcher asked it to end before it did by itself."""
     exited_at: float = 0.0
@@ -31,7 +31,7 @@ class Child:
     told: bool = False
     """Whether the user knows that it is stopped."""
     needless: bool = False
-    """Whether it was ended because there was nobody left to whom it could have come."""
+    """Whether it was ended because no rank was left that could let it in."""
     made_good: bool = False
     """Whether the job is no worse off for its failure: another one has come in its place, or it never came in."""
 
@@ -41,7 +41,7 @@ class Child:
         return self.process.returncode not in (0, None) and not self.made_good and not self.needless
 
     def failure(self) -> Failure:
-        """Return how it ended, and what it has told of that."""
+        """Return how it ended, and its own report of that."""
         assert self.process.returncode is not None
         return Failure(
             self.rank,

@@ -24,7 +24,7 @@ _CHAINED = re.compile(
 _PLACE = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LAST_LINES = 10
 MISTAKES = {f"manyhands.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError")}
-"""What a program has done wrong on all ranks: new ones would find nobody to let them in."""
+"""The errors of a program that are wrong on all ranks: new ranks would find none to let them in."""
 _LATE_S = 0.1
 """How much later than its consequences a death may be seen."""
 
@@ -40,9 +40,9 @@ class Failure:
     """When it exited, by the launcher's `time.monotonic`."""
     record: ErrorRecord | None
     stderr: str
-    """The end of what it wrote to its standard error."""
+    """The end of its standard error."""
     place: str = ""
-    """Where it was when a signal came that ended it, if it tells."""
+    """Its line when a signal ended it, if it reports one."""
 
     @property
     def how(self) -> str:
@@ -53,7 +53,7 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """Where it was when it ended, by its own account or by the traceback that it wrote; empty where nothing tells."""
+        """Its line when it ended, by its own report or by its traceback; empty if neither is there."""
         if self.record is not None and self.record.where:
             return self.record.where
         if self.place:
@@ -85,13 +85,13 @@ def primary(failures: Sequence[Failure]) -> Failure:
 def last_straw(failures: Sequence[Failure], replaced: Sequence[Failure] = ()) -> tuple[Failure, list[Failure]]:
     """Return the failure that ended a job which may have survived others, and those: the last one before ranks gave up.
 
-    Where none gave up it is the first one, but for ``replaced``, those in whose place another rank came before the next one failed.
+    If none gave up it is the first one, except for ``replaced``, those in whose place another rank came before the next one failed.
     """
     own = sorted((failure for failure in failures if not failure.is_secondary), key=lambda failure: failure.began)
     gave_up = min((failure.began for failure in failures if failure.is_secondary), default=None)
     if gave_up is None:
         rest = [failure for failure in own if failure not in replaced]
-        # Who exits without an error of its own may do so because of a death.
+        # A rank that exits without an error of its own may do so because of a death.
         ended = rest[0].began - (_LATE_S if rest[0].record is None else 0.0) if rest else 0.0
         survived = [failure for failure in own if failure in replaced and failure.began < ended]
         return next(failure for failure in own if failure not in survived), survived
@@ -99,7 +99,7 @@ def last_straw(failures: Sequence[Failure], replaced: Sequence[Failure] = ()) ->
     before = [each for each in own if each.began - (_LATE_S if each.code < 0 and each.record is None else 0.0) <= gave_up]
     if not before:
         return primary(failures), []
-    # Of what failed at one time nobody knows whether the others went on after it.
+    # Of ranks that failed at one time it is not known whether the others continued after it.
     together = [each for each in before if each.began >= before[-1].began - _LATE_S]
     return together[0], before[: -len(together)]
 
@@ -116,7 +116,7 @@ def report(
     survived: Sequence[Failure] = (),
     others: Sequence[Failure] = (),
 ) -> str:
-    """Return what the user reads last: who failed first, how, what became of the others, and the traceback.
+    """Return the last text for the user: the rank that failed first, how, the fate of the others, and the traceback.
 
     Parameters
     ----------
@@ -130,15 +130,15 @@ def report(
         All other failures, whose words are said here, each once.
     """
     if first.record is not None and first.record.secondary:
-        # The cause may be a rank of another host, whose launcher tells more.
+        # The cause may be a rank of another host, whose launcher reports more.
         lines = [f"manyhands run: rank {first.rank} failed first on this host: {first.how}"]
     else:
         lines = [
-            f"manyhands run: rank {each.rank} failed, and the others went on: {each.how}" for each in survived[-_LAST_LINES:]
+            f"manyhands run: rank {each.rank} failed, and the others continued: {each.how}" for each in survived[-_LAST_LINES:]
         ]
         if len(survived) > _LAST_LINES:
             lines.insert(
-                0, f"manyhands run: {len(survived)} ranks failed, and the others went on; the last {_LAST_LINES} of them:"
+                0, f"manyhands run: {len(survived)} ranks failed, and the others continued; the last {_LAST_LINES} of them:"
             )
         lines.append(f"manyhands run: rank {first.rank} failed {'then' if survived else 'first'}: {first.how}")
     if also_failed:
@@ -152,7 +152,7 @@ def report(
     if text:
         lines.append(f"manyhands run: the error of rank {first.rank}{_left_out(first)}:")
     elif last := first.stderr.strip().splitlines()[-_LAST_LINES:]:
-        lines.append(f"manyhands run: rank {first.rank} left no traceback; the last that it wrote to its standard error:")
+        lines.append(f"manyhands run: rank {first.rank} left no traceback; the end of its standard error:")
         text = "\n".join(last)
     else:
         lines.append(f"manyhands run: rank {first.rank} left no traceback, and wrote nothing to its standard error")
@@ -160,7 +160,7 @@ def report(
 
 
 def report_lost(lost: Sequence[Failure]) -> str:
-    """Return what the user reads last where all other ranks ended well: which failed, how, and their tracebacks."""
+    """Return the last text for the user if all other ranks ended well: the failed ranks, how they failed, and their tracebacks."""
     lines = [f"manyhands run: {len(lost)} rank{'s' * (len(lost) > 1)} failed, and all others ended well"]
     said: dict[str, int] = {}
     if len(lost) > _LAST_LINES:
@@ -178,7 +178,7 @@ def report_lost(lost: Sequence[Failure]) -> str:
 
 
 def report_ended(number: signal.Signals, failures: Sequence[Failure]) -> str:
-    """Return what the user reads last where a signal ended the job from outside: where the ranks were, and what had failed before."""
+    """Return the last text for the user if a signal ended the job from outside: where the ranks were, and earlier failures."""
     ranks: dict[str, list[int]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
         ranks.setdefault(failure.where or ("ended well" if failure.code == 0 else failure.how), []).append(failure.rank)

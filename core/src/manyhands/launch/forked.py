@@ -23,10 +23,10 @@ _PATIENCE_S = 30.0
 """How long the server's imports may take before the ranks are started without it."""
 
 _OWN: Final = ("MANYHANDS_", "MASTER_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-"""What the names of the variables begin with that may differ from the server's: nothing reads them while Python or a library begins."""
+"""The prefixes of the variables that may differ from the server's: nothing reads them while Python or a library begins."""
 
 _TOLD_BY_PYTHON: Final = (
-    # What they ask for is said, or done, once for each Python that begins.
+    # Their effects are needed once for each Python that begins.
     "COVERAGE_PROCESS_CONFIG",
     "COVERAGE_PROCESS_START",
     "PYTHONINSPECT",
@@ -48,7 +48,7 @@ class ForkedRank:
         self._server = server
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs as far as the server has told."""
+        """Return the exit code, None while it runs according to the server."""
         self.returncode = self.told
         return self.told
 
@@ -70,9 +70,9 @@ class ForkServer:
     Parameters
     ----------
     environ
-        What all ranks share of their variables.
+        The variables that all ranks share.
     folder
-        Where the program finds its own modules first.
+        The first folder in which the program finds its modules.
     """
 
     def __init__(self, environ: Mapping[str, str], folder: str) -> None:
@@ -94,29 +94,29 @@ class ForkServer:
         """Whether it answers."""
 
     def fileno(self) -> int:
-        """Return what becomes readable when a rank has ended or stopped."""
+        """Return a file that becomes readable when a rank has ended or stopped."""
         return self._link.fileno()
 
     def prepare(self, modules: Iterable[str]) -> str:
-        """Have it import what else the ranks will need; return why they cannot be forked from it, empty where they can."""
+        """Let it import what else the ranks will need; return why they cannot be forked from it, empty if they can."""
         self._link.settimeout(_PATIENCE_S)
         try:
             self._send({"modules": list(modules)})
             return " ".join(self._answer("ready", "no")[1:])
         except TimeoutError:
-            return f"the Python that they were to be forked from has not imported all within {_PATIENCE_S:g} s"
+            return f"the server process from which ranks are forked did not finish its imports within {_PATIENCE_S:g} s"
         except (OSError, EOFError):
-            return "the Python that they were to be forked from has ended"
+            return "the server process from which ranks are forked has ended"
         finally:
             self._link.settimeout(None)
 
     def fork(self, words: Sequence[str], environ: Mapping[str, str], stdin: int, listener: Sequence[int]) -> ForkedRank | None:
-        """Start a rank; None where it needs a Python of its own.
+        """Start a rank; None if it needs a Python of its own.
 
         Parameters
         ----------
         words
-            What stands behind ``python -u``.
+            The words after ``python -u``.
         environ
             All its variables.
         stdin
@@ -149,9 +149,9 @@ class ForkServer:
         return rank
 
     def read(self, *, waits: bool = False) -> None:
-        """Take in all that it says now; call it when `fileno` is readable. Ranks whose end it can tell no more are killed.
+        """Take in all its messages; call it when `fileno` is readable. Ranks whose end it can report no more are killed.
 
-        What made it readable may have been taken in meanwhile. Where that is so nothing is waited for, unless it ``waits``.
+        The message that made it readable may have been taken in meanwhile. It then waits for nothing, unless it ``waits``.
         """
         with contextlib.suppress(EOFError):
             while waits or b"\n" in self._unread or self._speaks():
@@ -171,19 +171,19 @@ class ForkServer:
                 return
         except OSError:
             self._lose()
-        # As an orphan it has come to this process. Where it has not ended yet, it is one orphan of several from now on.
+        # As an orphan it has come to this process. If it has not ended yet, it is one orphan of several from now on.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(rank, os.WNOHANG)
 
     def _speaks(self) -> bool:
-        """Tell whether it has said something, or has ended."""
+        """Return whether it has said something, or has ended."""
         poll = select.poll()
         if self.open:
             poll.register(self._link, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """End it, once or more often. What it has forked and what still runs is the caller's to end before."""
+        """End it; may be called again. The caller must first end the ranks that it has forked and that still run."""
         self.open = False
         self._link.close()
         self._process.kill()
@@ -224,7 +224,7 @@ class ForkServer:
         return line.decode().split()
 
     def _lose(self) -> None:
-        """Take note that the server is gone, and with it whoever would tell how its ranks end."""
+        """Take note that the server is gone, and with it the reports of how its ranks end."""
         self.open = False
         for rank in self._ranks.values():
             signal_group(rank.pid, signal.SIGKILL)  # it is this process's child now, and was not reaped
@@ -233,16 +233,16 @@ class ForkServer:
 
 
 def fork_server(target: str, is_module: bool, environ: Mapping[str, str]) -> ForkServer | None:
-    """Start a server for a program; None where each rank needs a Python of its own, as `why_no_fork` says.
+    """Start a server for a program; None if each rank needs a Python of its own, as `why_no_fork` says.
 
-    It begins to import at once; what is wrong with the program need not be known before.
+    It begins to import at once; errors in the program need not be known before.
 
     Parameters
     ----------
     target, is_module
         A script's path or a module's name.
     environ
-        What all ranks share of their variables.
+        The variables that all ranks share.
     """
     if why_no_fork(target, is_module, environ):
         return None
@@ -250,13 +250,13 @@ def fork_server(target: str, is_module: bool, environ: Mapping[str, str]) -> For
 
 
 def why_no_fork(target: str, is_module: bool, environ: Mapping[str, str]) -> str:
-    """Return why ranks cannot be forked, as far as it is known before anything is imported; empty where nothing speaks against it."""
+    """Return why ranks cannot be forked, as far as it is known before any import; empty if there is no reason."""
     is_free_threaded = not getattr(sys, "_is_gil_enabled", lambda: True)()
     if not sys.platform.startswith("linux") or sys.implementation.name != "cpython" or is_free_threaded or not sys.executable:
-        return "only CPython with its lock is forked, on Linux"
+        return "ranks are forked only from CPython with its GIL, on Linux"
     for name in _TOLD_BY_PYTHON:
         if environ.get(name):
-            return f"{name} is set, which each Python reads as it begins"
+            return f"{name} is set, which each Python must read at its start"
     if not is_module and not (target.endswith(".py") and os.path.isfile(target)):
-        return f"{target!r} is no .py file"
+        return f"{target!r} is not a .py file"
     return ""

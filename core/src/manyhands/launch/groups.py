@@ -1,7 +1,7 @@
-"""Processes by their groups, and signals as bytes: what the launcher asks of the system.
+"""Processes by their groups, and signals as bytes: the launcher's interface to the system.
 
-The number of a process, and of the group that it leads, belongs to it until somebody has reaped it. So on Linux a rank that has ended stays a
-zombie until its group was dealt with: no signal of the launcher can reach a group that got the number of an ended one. Other systems have
+The number of a process, and of the group that it leads, belongs to it until it is reaped. So on Linux an ended rank stays a
+zombie until its group is dealt with: no signal of the launcher can reach a group that got the number of an ended one. Other systems have
 no means for that, and there a rank is reaped as soon as it has ended.
 """
 
@@ -43,11 +43,11 @@ class Spawned:
     Attributes
     ----------
     pid
-        Its process, and its group, which nobody else is until `release`.
+        Its process, and its group, which no other process gets until `release`.
     returncode
         As that of `subprocess.Popen`: None until `poll` or `wait` has found its end.
     stdout, stderr
-        What it writes.
+        Its output.
 
     Raises
     ------
@@ -58,7 +58,7 @@ class Spawned:
     def __init__(
         self, command: Sequence[str], environ: Mapping[str, str], stdin: IO[bytes] | None, handed_over: Sequence[int]
     ) -> None:
-        # A function between fork and exec is safe where no other thread can hold a lock.
+        # A function between fork and exec is safe if no other thread can hold a lock.
         is_alone = sys.platform.startswith("linux") and threading.active_count() == 1
         self._process = subprocess.Popen(
             command,
@@ -145,7 +145,7 @@ def name_of(process: int) -> Left:
 
 
 def is_stopped(process: int) -> bool:
-    """Return whether a signal has stopped a process, where the system says so."""
+    """Return whether a signal has stopped a process, if the system says so."""
     try:
         stat = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:
@@ -155,7 +155,7 @@ def is_stopped(process: int) -> bool:
 
 @contextlib.contextmanager
 def all_signals() -> Iterator[None]:
-    """Let all signals come that whoever started this process has blocked: without SIGCHLD no end of a rank is seen, and the ranks inherit what is blocked."""
+    """Unblock the signals that the parent of this process has blocked: without SIGCHLD no end of a rank is seen, and the ranks inherit the blocked ones."""
     before = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         yield

@@ -32,20 +32,20 @@ class Launch:
     rendezvous
         ``host:port`` on the host of rank 0; None lets the system choose a port of 127.0.0.1, for a single host.
     environ
-        Variables to set for each rank beside those of the launch, such as ``MANYHANDS_BACKEND``.
+        Variables to set for each rank besides those of the launch, such as ``MANYHANDS_BACKEND``.
     prefix
         Whether each line of output begins with its rank.
     keep_going
-        Whether the others go on when a rank fails.
+        Whether the others continue when a rank fails.
     fork
-        Whether ranks may be forked from a process that has imported what they need, instead of starting a Python each.
+        Whether ranks may be forked from a process that has made their imports, instead of starting a Python each.
     verbose
         Whether to say why they cannot be.
     max_restarts
         How many ranks that fail are replaced, in all.
     min_ranks, max_ranks
-        With how many ranks the job goes on after a failure: at least, and at most; where the most are more than ``ranks``, spares are started.
-        Where all three are None, nobody comes later.
+        The least and the most ranks with which the job continues after a failure; if the most are more than ``ranks``, spares are started.
+        If all three are None, no rank comes later.
     grace_s
         How long ranks may take to end after a signal to the launcher; None for its default.
     """
@@ -69,7 +69,7 @@ class Launch:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job survives failures by what the launcher does."""
+        """Whether the launcher lets the job survive failures."""
         return not self.max_restarts is self.min_ranks is self.max_ranks is None
 
     @property
@@ -89,7 +89,7 @@ class Launch:
 
     @property
     def spares(self) -> int:
-        """How many ranks are started beside those that begin."""
+        """The number of ranks that are started in addition to those that begin."""
         return max(0, self.most - self.world_size)
 
     def validate(self, environ: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ class Launch:
         UsageError
             There is no such script or module; `InvalidWorldSizeError` and `InvalidRankError` for the numbers.
         ConfigError
-            Several hosts without ``rendezvous`` or without ``MANYHANDS_SECRET`` in ``environ``; an address that is none.
+            Several hosts without ``rendezvous`` or without ``MANYHANDS_SECRET`` in ``environ``; an invalid address.
         """
         if self.ranks < 1:
             raise InvalidWorldSizeError(f"-n {self.ranks}: a job has at least one rank on each host; give -n 1 or more")
@@ -130,7 +130,7 @@ class Launch:
             )
         if self.nodes > 1 and not environ.get(Variable.SECRET):
             raise ConfigError(
-                f"--nnodes {self.nodes} needs the variable MANYHANDS_SECRET, the same on every host, by which the ranks know each "
+                f"--nnodes {self.nodes} needs the variable MANYHANDS_SECRET, the same on every host, by which the ranks recognise each "
                 "other: set it to a long random text, such as the output of: python -c 'import secrets; "
                 "print(secrets.token_hex(32))'",
                 file=Variable.SECRET,
@@ -146,9 +146,7 @@ class Launch:
         if (self.max_restarts or 0) < 0:
             raise UsageError(f"--max-restarts {self.max_restarts}: give 0 or more")
         if not 1 <= fewest <= self.world_size <= self.most:
-            given = [
-                f"-n {self.ranks}" + (f" on {self.nodes} hosts, which are {self.world_size} ranks" if self.nodes > 1 else "")
-            ]
+            given = [f"-n {self.ranks}" + (f" on {self.nodes} hosts, {self.world_size} ranks in all" if self.nodes > 1 else "")]
             given = given if self.min_ranks is None else [f"--min-ranks {fewest}", *given]
             given = given if self.max_ranks is None else [*given, f"--max-ranks {self.most}"]
             raise InvalidWorldSizeError(
@@ -161,7 +159,7 @@ class Launch:
 
     @property
     def words(self) -> list[str]:
-        """What stands behind ``python -u``."""
+        """The words after ``python -u``."""
         return [*(["-m"] if self.is_module else []), self.target, *self.args]
 
     def _find_program(self) -> None:

@@ -21,22 +21,22 @@ _PAUSE_S = 0.005
 
 
 class Orphans:
-    """The children of this process that it has not started itself: what ranks leave behind.
+    """The children of this process that it has not started itself: left behind by ranks.
 
-    An orphan's number is its own until `reap` has found its end, since nobody else waits for it.
+    An orphan's number is its own until `reap` has found its end, because no other code waits for it.
 
     Parameters
     ----------
     started
-        The children that the launcher has started by now. If there are others, as those of a shell that has become the launcher by ``exec``, an orphan
+        The children that the launcher has started by now. If there are others, such as those of a shell that has become the launcher by ``exec``, an orphan
         may be theirs, and none is taken for a rank's.
 
     Attributes
     ----------
     are_of_ranks
-        Whether what ranks leave behind comes to this process, and nothing else does; elsewhere than on Linux it does not.
+        Whether orphans of ranks come to this process, and no others do; only on Linux.
     ours
-        The children that somebody else waits for: those that there are now, and those that are added.
+        The children for which other code waits: the present ones, and those that are added.
     """
 
     def __init__(self, started: Iterable[int]) -> None:
@@ -68,7 +68,7 @@ class Orphans:
             time.sleep(_PAUSE_S)
 
     def close(self) -> None:
-        """Let orphans go where they went before."""
+        """Let orphans go to their former reaper again."""
         if self._come:
             _control(_PR_SET_CHILD_SUBREAPER, int(bool(self._before)))
 

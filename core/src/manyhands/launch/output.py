@@ -21,31 +21,31 @@ _NO_READER = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESH
 class Screen:
     """A file to which streams write in turn: a line that one began is ended before another one writes.
 
-    What cannot be written although somebody reads the file, as on a full disk, is lost, and the other output says so: no program ends because
-    of what it prints.
+    Output that cannot be written although the file has a reader, as on a full disk, is lost, and the other output says so: no program ends because
+    of its output.
 
     Parameters
     ----------
     name
-        What people call the file.
+        The name of the file in messages.
     other
-        Where to say that output is lost: another screen and its file descriptor.
+        The place for a message that output is lost: another screen and its file descriptor.
     """
 
     def __init__(self, name: str = "the output", other: tuple[Screen, int] | None = None) -> None:
         self.name: str = name
         self.other: tuple[Screen, int] | None = other
         self.broken: bool = False
-        """Whether nobody reads the file any more; what is written from then on is dropped."""
+        """Whether the file has no reader any more; later output is dropped."""
         self.lost: int = 0
         """How many bytes could not be written."""
         self.open_line: Stream | None = None
         """The stream whose line is not ended yet, or that went back to its start by a carriage return."""
         self.wait: Callable[[int], bool] = _wait_for_reader
-        """Waits a while until a file can be written, and tells whether to go on trying."""
+        """Waits a while until a file can be written, and returns whether to try again."""
         self._reason = ""
         self._is_cut = False
-        """Whether a part of what was written last is missing."""
+        """Whether a part of the last output is missing."""
 
     def write(self, fd: int, data: bytes) -> None:
         """Write all of ``data``, waiting for a slow reader as long as `wait` goes on.
@@ -86,7 +86,7 @@ class Screen:
         is_first, self.lost, self._is_cut = not self.lost, self.lost + length, True
         self._reason = error.strerror or str(error)
         if is_first and self.other is not None:
-            self._say(f"{self.name} cannot be written ({self._reason}): the job goes on, and what it prints there is lost")
+            self._say(f"{self.name} cannot be written ({self._reason}): the job continues, but its output there is lost")
 
     def _say(self, words: str) -> None:
         assert self.other is not None
@@ -110,9 +110,9 @@ class Stream:
     Parameters
     ----------
     screen, fd
-        Where the lines go.
+        The target of the lines.
     prefix
-        What stands in front of each line; where it is empty, the bytes pass unchanged.
+        The text before each line; if it is empty, the bytes pass unchanged.
     patience_s
         Seconds for which an incomplete line is held back.
     """
@@ -141,7 +141,7 @@ class Stream:
         self.tail += data[-_TAIL_BYTES:]
         del self.tail[:-_TAIL_BYTES]
         if self._returned and not self._held and data.startswith(b"\n"):
-            # The second half of a "\r\n" whose first half ended the last read; who wrote in between has ended the line.
+            # The second half of a "\r\n" whose first half ended the last read; a writer in between has ended the line.
             if self._screen.open_line is self:
                 self._write([b"\n"], prefix=b"")
             self._returned = False
@@ -166,7 +166,7 @@ class Stream:
         self.show_at = None
 
     def close(self) -> None:
-        """Write what is left; a last line that nobody ended is ended where lines have prefixes."""
+        """Write the rest; an unfinished last line is ended if lines have prefixes."""
         self.show()
         if self._screen.open_line is self and self._prefix:
             self._screen.write(self._fd, b"\n")
@@ -184,7 +184,7 @@ class Stream:
 
 
 def screens(stdout: int, stderr: int) -> tuple[Screen, Screen]:
-    """Return the screens of the two outputs: one and the same where both are one terminal or file.
+    """Return the screens of the two outputs: one and the same if both are one terminal or file.
 
     Parameters
     ----------

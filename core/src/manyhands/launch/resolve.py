@@ -21,20 +21,20 @@ __all__ = ["Resolution", "resolve_launcher"]
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the configuration says about a job."""
+    """The configuration of a job."""
 
     backend: str
     launcher: Callable[[LaunchRequest], int] | None
-    """Starts the ranks in place of ``manyhands run``; None where ranks are processes."""
+    """Starts the ranks in place of ``manyhands run``; None if ranks are processes."""
     settings: Settings
     config: Any
     """That of the backend."""
     modules: tuple[str, ...] = ()
-    """What each rank will import for it: the descriptions of what may be chosen, and what moves bytes between processes of hosts alone."""
+    """The imports of each rank for it: the descriptions of backends that may be chosen, and the modules that only processes of hosts need."""
 
 
 def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
-    """Choose the backend as the ranks will if they are on one host, and find out who starts them.
+    """Choose the backend as the ranks will if they are on one host, and find the launcher that starts them.
 
     Parameters
     ----------

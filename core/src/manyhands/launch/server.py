@@ -1,7 +1,7 @@
 """The process that imports Python, NumPy and manyhands once, and forks each rank of `manyhands run` from there.
 
-It is started as a script, with the variables that all ranks share, so that whatever is read when Python or a library begins is as in
-a rank of its own. It has one thread, a socket to the launcher, and no other state but its modules. What it forks becomes one rank: a
+It is started as a script, with the variables that all ranks share, so that Python and the libraries start as in
+a rank of its own. It has one thread, a socket to the launcher, and no other state but its modules. Each fork becomes one rank: a
 session and group of its own, its own variables, files and ``__main__``, and ends as any Python ends.
 """
 
@@ -9,7 +9,7 @@ import gc
 import sys
 
 if __name__ == "__main__":
-    gc.disable()  # what is imported stays, so that a collection finds nothing
+    gc.disable()  # imported objects stay, so that a collection finds nothing
     if not sys.flags.safe_path:
         del sys.path[0]  # this folder, whose modules are the launcher's own
 
@@ -33,11 +33,11 @@ from manyhands.launch.orphans import end_with
 __all__: list[str] = []
 
 _MODULES = ("numpy", "manyhands.group.init", "manyhands.config.select.table")
-"""What every rank imports that calls `manyhands.init`."""
+"""The imports of every rank that calls `manyhands.init`."""
 
 
 class _Server:
-    """Serves one launcher: says once whether ranks can be forked from here, forks them, tells when they stop or end, and reaps them when the launcher says so."""
+    """Serves one launcher: says once whether ranks can be forked from here, forks them, reports when they stop or end, and reaps them on the launcher's request."""
 
     def __init__(self, link: socket.socket, folder: str) -> None:
         link.set_inheritable(False)
@@ -52,7 +52,7 @@ class _Server:
         self._reason = self._load(_MODULES)
 
     def serve(self) -> list[str]:
-        """Answer until the launcher is gone; in a rank, return the words that say what it is to run."""
+        """Answer until the launcher is gone; in a rank, return the words that describe its program."""
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
@@ -86,7 +86,7 @@ class _Server:
         return data
 
     def _load(self, modules: Iterable[str]) -> str:
-        """Import modules; return what went wrong."""
+        """Import modules; return the error."""
         try:
             for module in modules:
                 importlib.import_module(module)
@@ -100,16 +100,16 @@ class _Server:
             if not sys.flags.safe_path:
                 sys.path.insert(0, self._folder)
             _look_up()
-        gc.freeze()  # no collection in a rank looks at what all share, which would copy the memory of it
+        gc.freeze()  # no collection in a rank visits shared objects, which would copy their memory
         self._tell(f"no {reason}" if reason else "ready")
 
     def _tied(self) -> str:
-        """Say what of this process a fork would not have; empty where there is nothing."""
+        """Return words for the state of this process that a fork would lose; empty if there is none."""
         known = {0, 1, 2, *(each.fileno() for each in (self._link, self._woken, self._waking))}
         if any(os.path.exists(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if int(each) not in known):
             return "an import has opened a file"
         if len(os.listdir("/proc/self/task")) > 1:
-            # The threads of OpenBLAS end before a fork, and begin again where they are needed.
+            # The threads of OpenBLAS end before a fork, and begin again if they are needed.
             if not (child := os.fork()):
                 os._exit(0)
             os.waitpid(child, 0)
@@ -155,12 +155,12 @@ class _Server:
     def _tell(self, line: str) -> None:
         try:
             self._link.sendall(" ".join(line.split()).encode(errors="backslashreplace") + b"\n")
-        except OSError:  # nobody hears it any more
+        except OSError:  # the launcher is gone
             os._exit(0)
 
 
 def _shadowed(folder: str) -> str:
-    """Say which module here a program in ``folder`` would not have, since its own one comes first; empty where there is none."""
+    """Return the module here that a program in ``folder`` would replace by its own of that name; empty if there is none."""
     try:
         beside = {entry.partition(".")[0] for entry in os.listdir(folder)}
     except OSError:
@@ -173,7 +173,7 @@ def _shadowed(folder: str) -> str:
 
 
 def _look_up() -> None:
-    """Find once what every rank looks up, and what does not change."""
+    """Find once the constant facts that every rank looks up."""
     from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP
     from manyhands.config.plugins.loading import installed
     from manyhands.config.select.table import default_rules
@@ -191,7 +191,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)
-    for file in files[3:]:  # where the ranks meet
+    for file in files[3:]:  # the sockets of the meeting point
         os.set_inheritable(file, True)
         os.environ[Variable.RENDEZVOUS_FD] = str(file)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -202,7 +202,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def _open_stream(number: int, name: str) -> None:
-    """Open a standard stream as ``python -u`` does; one of the server's knows what its own file was."""
+    """Open a standard stream as ``python -u`` does; a stream of the server's knows its own former file."""
     before = getattr(sys, name)
     raw = io.FileIO(number, "w" if number else "r", closefd=False)
     raw.name = f"<{name}>"
@@ -219,7 +219,7 @@ def _open_stream(number: int, name: str) -> None:
 
 
 def _run(words: list[str]) -> None:
-    """Run what stands behind ``python``, a script or ``-m`` and a module, as ``__main__``."""
+    """Run the words after ``python``, a script or ``-m`` and a module, as ``__main__``."""
     main = ModuleType("__main__")
     names = vars(main)
     names.update({name: {} for name in ("__annotations__",) if name in globals()}, __builtins__=builtins)
@@ -236,7 +236,7 @@ def _run(words: list[str]) -> None:
     names.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     with io.open_code(path) as file:
         source = file.read()
-    exec(compile(source, path, "exec", dont_inherit=True), names)  # noqa: S102 - this is what it is for
+    exec(compile(source, path, "exec", dont_inherit=True), names)  # noqa: S102 - running the program is its purpose
 
 
 class _Hook:
@@ -256,5 +256,5 @@ if __name__ == "__main__":
     try:
         _run(_words)
     except BaseException:
-        sys.excepthook = _Hook()  # called by Python, which then ends as it does: by SIGINT, where that interrupted it
+        sys.excepthook = _Hook()  # called by Python, which then ends as usual: by SIGINT, if that interrupted it
         raise

@@ -1,4 +1,4 @@
-"""``manyhands run``, once its words are understood: check the job, find out who starts its ranks, and have them started."""
+"""``manyhands run`` after its words are understood: check the job, find the launcher of its ranks, and start them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def start(
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _end_by)
-    doing = "read the configuration and looked for the backend"
-    # It imports what the ranks need while the configuration is read here, and so comes before all that this process imports itself.
+    doing = "was reading the configuration and looking for the backend"
+    # It makes the imports of the ranks while the configuration is read here, and so comes before all imports of this process itself.
     server, environ = None, dict(os.environ)
     # With several hosts the seed is made of the secret, which the configuration may name.
     if job.nodes == 1 or environ.get(Variable.SECRET):
@@ -72,7 +72,7 @@ def start(
         job = _completed(job, resolution, environ, _choices(job, environ, backend, config, record, run_id))
         job.validate(environ)
         run = _starter(job, resolution, environ, server)
-        doing = "got ready to start the ranks"
+        doing = "was getting ready to start the ranks"
         return run()
     except KeyboardInterrupt:
         sys.stderr.write(f"\nmanyhands run: ended by SIGINT, while it {doing}\n")
@@ -107,8 +107,8 @@ def _choices(
     run_id = run_id or environ.get(Variable.RUN_ID) or _step_of_slurm(environ, job.nodes)
     if not run_id and job.nodes > 1:
         sys.stderr.write(
-            "manyhands run: without --run-id, a launcher that is left over from an earlier run with this address and secret could join this one: give the "
-            "same new word on each host, such as the number of the scheduler's job\n"
+            "manyhands run: without --run-id, a launcher left over from an earlier run with this address and secret could join this one: give the "
+            "same new name on each host, such as the number of the scheduler's job\n"
         )
     chosen = {
         of_setting("backend"): backend,
@@ -147,7 +147,7 @@ def _request(job: Launch, resolution: Resolution, environ: Mapping[str, str]) ->
 
     if job.nodes > 1 or job.rendezvous is not None:
         raise UsageError(
-            f"the backend {resolution.backend!r} runs all ranks on this host, and --nnodes or --rendezvous was given; leave them "
+            f"the backend {resolution.backend!r} runs all ranks on this host, so --nnodes and --rendezvous have no use; leave them "
             "out, or choose another backend with --backend"
         )
     of_processes = {

@@ -34,7 +34,7 @@ def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
         return dict(environ)
     secret = environ.get(Variable.SECRET)
     if secret:
-        import hashlib  # without a secret nobody needs it
+        import hashlib  # needed only with a secret
 
         drawn = hashlib.blake2b(os.fsencode(secret), digest_size=4, person=b"manyhands hash").digest()
     else:
@@ -44,7 +44,7 @@ def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _threads_per_rank(ranks: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what gives each rank its share of the processors, where nobody has said how many threads it may have.
+    """Return variables that give each rank its share of the processors, unless the number of threads is set.
 
     Else the libraries below NumPy begin one for each processor in each rank, which costs time at the start and gains nothing after it.
     """

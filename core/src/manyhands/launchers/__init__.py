@@ -1,4 +1,4 @@
-"""Who started this process, and which rank of how many it is: read from the variables that launchers set."""
+"""The rank of this process and the size of its world: read from the variables that launchers set."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = [
 ]
 
 DEFAULT_PORT: int = 29500
-"""The port of the rendezvous where somebody named a host and no port, by the convention of torchrun."""
+"""The port of the rendezvous if only a host is named, by the convention of torchrun."""
 
 
 def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address: tuple[str, int] | None) -> Callable[[], None]:
-    """Note that this process is a rank; return what takes the note back when the rank leaves its job, so that a child may take its place.
+    """Note that this process is a rank; return a function that removes the note when the rank leaves its job, so that a child may take its place.
 
     Parameters
     ----------
     environ
         The variables, which processes inherit that this one starts.
     rank, world_size, address
-        Which rank, of how many that meet where; None where a world of one meets nobody.
+        The rank, the world size and the meeting point; None if a world of one has none.
 
     Raises
     ------
@@ -52,10 +52,10 @@ def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address
     owner, _, joined = environ.get(Variable.JOINED, "").partition(" ")
     if world_size > 1 and is_of_another(environ) and joined == who:
         raise RendezvousError(
-            f"this process ({os.getpid()}) was started by rank {rank} of {world_size}, process {owner}, and has inherited its variables, but a "
-            "rank is one process. Use the group there, and give its children what they need by arguments, pipes or files. For a world of its own, "
-            "call init(rank=0, world_size=1) here, or start it by manyhands run. If multiprocessing has imported the program anew, put what "
-            'calls init() below: if __name__ == "__main__":',
+            f"this process ({os.getpid()}) was started by rank {rank} of {world_size}, process {owner}, and inherited its variables, but only one "
+            "process can be a rank. Use the group in that process, and pass its children their data by arguments, pipes or files. For a separate world, "
+            "call init(rank=0, world_size=1) here, or start it by manyhands run. If multiprocessing has imported the program again, put the call of "
+            'init() below: if __name__ == "__main__":',
             rank=rank,
         )
     before = environ.get(Variable.JOINED)
@@ -66,7 +66,7 @@ def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address
             return
         if before is None:
             del environ[Variable.JOINED]
-        else:  # that of the rank which has started this process
+        else:  # the note of the rank that has started this process
             environ[Variable.JOINED] = before
 
     return release
@@ -81,11 +81,11 @@ def is_of_another(environ: Mapping[str, str]) -> bool:
 def discover(
     environ: Mapping[str, str], *, configured: str | None = None, parent: int | None = None, process: int | None = None
 ) -> LaunchEnvironment | None:
-    """Find out from the environment which rank this process is and where the ranks of its job meet.
+    """Find the rank of this process and the meeting point of its job from the environment.
 
-    The first launcher in `manyhands.launchers.readers.LAUNCHERS` that recognises its variables speaks.
-    ``MANYHANDS_RANK``, ``MANYHANDS_WORLD_SIZE`` and ``MANYHANDS_RENDEZVOUS=host:port`` win over what any launcher says, and
-    ``MASTER_ADDR`` with ``MASTER_PORT`` give the address where the launcher tells none.
+    The first launcher in `manyhands.launchers.readers.LAUNCHERS` that recognises its variables decides.
+    ``MANYHANDS_RANK``, ``MANYHANDS_WORLD_SIZE`` and ``MANYHANDS_RENDEZVOUS=host:port`` override every launcher, and
+    ``MASTER_ADDR`` with ``MASTER_PORT`` give the address if the launcher gives none.
 
     Parameters
     ----------
@@ -94,8 +94,8 @@ def discover(
     configured
         The address of the configuration, ``host:port``. It wins over the launcher's, except over that of ``manyhands run``, which has bound it.
     parent, process
-        The id of the process that started the ranks of this host, and this one's, by default what they are: launchers that give a job no
-        name are told apart by the first, and a task of Slurm from a shell's child by the second.
+        The id of the process that started the ranks of this host, and this one's, by default the real ones: the first distinguishes launchers that give
+        a job no name, and the second distinguishes a task of Slurm from a shell's child.
 
     Returns
     -------
@@ -106,10 +106,10 @@ def discover(
     Raises
     ------
     ConfigError
-        A variable holds what it cannot hold, half of a set is missing, or the variables of two launchers contradict each other; the message
-        names them and what to do.
+        A variable has an invalid value, half of a set is missing, or the variables of two launchers contradict each other; the message
+        names them and the remedy.
     RendezvousError
-        Nothing tells where the ranks meet; the message names the variable to set.
+        No variable says where the ranks meet; the message names the variable to set.
     """
     variables = Variables(environ, parent, os.getpid() if process is None else process)
     for read in LAUNCHERS:
@@ -127,13 +127,13 @@ def _refuse_contradiction(variables: Variables, speaker: Reader, found: LaunchEn
     agents, in an order of its own. Fewer ranks, or a rank that a task which Slurm itself started does not have, come from variables that are left over.
     """
     if variables.text(Variable.RANK, Variable.WORLD_SIZE, Variable.LAUNCHED, "TORCHELASTIC_RUN_ID") is not None:
-        return  # the user's own word wins over all launchers; and manyhands run and torchrun have started this process, and nobody else
+        return  # the user's variables override all launchers; and only manyhands run or torchrun can have started this process
     is_leaf = variables.text("SLURM_TASK_PID") == str(variables.process)
     own_rank, own_size = next(((each.rank, each.size) for each in STARTERS if each.read is speaker), ("RANK", "WORLD_SIZE"))
     for each in STARTERS:
         try:
             other = None if each.read is speaker else each.read(variables)
-        except ConfigError:  # half of what that launcher sets says nothing
+        except ConfigError:  # half of that launcher's variables proves nothing
             continue
         if other is None or other.world_size == 1 or (other.rank, other.world_size) == (found.rank, found.world_size):
             continue
@@ -142,7 +142,7 @@ def _refuse_contradiction(variables: Variables, speaker: Reader, found: LaunchEn
         if is_nested and not (is_leaf and other.launcher == "slurm"):
             continue
         raise ConfigError(
-            f"two launchers contradict each other: {own_rank} and {own_size} say rank {found.rank} of {found.world_size}, and {each.name} "
+            f"the variables of two launchers contradict each other: {own_rank} and {own_size} say rank {found.rank} of {found.world_size}, and {each.name} "
             f"({each.rank}, {each.size}) says rank {other.rank} of {other.world_size}. If {each.name} starts the ranks, unset {own_rank} and "
             f"{own_size}, which are left over; if it does not, unset {each.rank}; or say who each process is by MANYHANDS_RANK and "
             "MANYHANDS_WORLD_SIZE, or by init(rank=..., world_size=...)",
@@ -152,32 +152,32 @@ def _refuse_contradiction(variables: Variables, speaker: Reader, found: LaunchEn
 
 
 def why_not_alone(environ: Mapping[str, str]) -> str | None:
-    """Say what speaks against a world of one, where `discover` found no launcher; None where nothing does.
+    """Return the evidence against a world of one, if `discover` found no launcher; None if there is none.
 
     A process that runs alone although it was meant to be one of several gives results that look right.
     """
     variables = Variables(environ, None, os.getpid())
-    meant = "If that is meant, say so by init(rank=0, world_size=1) or MANYHANDS_RANK=0 and MANYHANDS_WORLD_SIZE=1."
+    meant = "If you want a world of one, use init(rank=0, world_size=1) or MANYHANDS_RANK=0 and MANYHANDS_WORLD_SIZE=1."
     tasks = variables.text("SLURM_STEP_NUM_TASKS" if is_shell_of_slurm(variables) else "SLURM_NTASKS") or ""
     if tasks.isdigit() and int(tasks) > 1:
         return (
-            f"Slurm has {tasks} tasks here, and this process is none of them, but was started by a batch script or a shell, so that it is a "
-            f"world of one: start it by srun, mpirun or manyhands run (in a shell that srun started: with srun --job-name=NAME). {meant}"
+            f"Slurm has {tasks} tasks here, but this process is not one of them: a batch script or a shell started it, so it is a "
+            f"world of one. Start it by srun, mpirun or manyhands run (in a shell that srun started: with srun --job-name=NAME). {meant}"
         )
     if is_shell_of_slurm(variables):
         return None
     told = [f"{name}={value}" for name in NOT_UNDERSTOOD if (value := variables.text(name)) is not None]
     if told:
         return (
-            f"{', '.join(told)}: somebody seems to have started this process as one of several, but not which one and of how many, so that it "
-            "is a world of one: set MANYHANDS_RANK, MANYHANDS_WORLD_SIZE and MANYHANDS_RENDEZVOUS=host:port on each, or start it by manyhands "
+            f"{', '.join(told)}: this process seems to be one of several, but nothing says which one and of how many, so it is "
+            "a world of one. Set MANYHANDS_RANK, MANYHANDS_WORLD_SIZE and MANYHANDS_RENDEZVOUS=host:port on each process, or start them by manyhands "
             f"run. {meant}"
         )
     return None
 
 
 def meeting_place(environ: Mapping[str, str], configured: str | None, rank: int) -> tuple[str, int]:
-    """Return where the ranks meet that no launcher has started, as the host and the port.
+    """Return the meeting point of ranks that no launcher has started, as the host and the port.
 
     Parameters
     ----------
@@ -231,8 +231,8 @@ def _with_address(variables: Variables, found: LaunchEnvironment, configured: st
     if host is None or port is None:
         unknown = "on which host" if host is None else f"at which port of {host}"
         raise RendezvousError(
-            f"{found.launcher} started rank {found.rank} of {found.world_size} and does not tell {unknown} the ranks meet: "
-            "set MANYHANDS_RENDEZVOUS=host:port on all ranks (or MASTER_ADDR and MASTER_PORT, or rendezvous.address in the config), naming the "
+            f"{found.launcher} started rank {found.rank} of {found.world_size}, but does not say {unknown} the ranks meet: "
+            "set MANYHANDS_RENDEZVOUS=host:port on all ranks (or MASTER_ADDR and MASTER_PORT, or rendezvous.address in the config), with the "
             "host of rank 0 and a free port there",
             rank=found.rank,
         )

@@ -55,7 +55,7 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
 
 def _not_a_hostlist(text: str) -> ConfigError:
     return ConfigError(
-        f"{text!r} is no list of hosts such as node[001-004,007],gpu3; set MANYHANDS_RENDEZVOUS=host:port to name the host of "
+        f"{text!r} is not a list of hosts such as node[001-004,007],gpu3; set MANYHANDS_RENDEZVOUS=host:port to name the host of "
         "rank 0 yourself",
         value=text,
     )

@@ -17,10 +17,10 @@ __all__ = ["LAUNCHERS", "NOT_UNDERSTOOD", "STARTERS", "LaunchEnvironment", "Read
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnvironment:
-    """What the launcher says about this process."""
+    """The facts about this process that a launcher gives."""
 
     launcher: str
-    """Who started it: ``"manyhands"``, ``"torchrun"``, ``"slurm"``, ..."""
+    """The launcher: ``"manyhands"``, ``"torchrun"``, ``"slurm"``, ..."""
     rank: int
     world_size: int
     local_rank: int
@@ -28,7 +28,7 @@ class LaunchEnvironment:
     local_world_size: int | None
     """The number of ranks on this host; None when the launcher does not say."""
     host: str | None
-    """Where the ranks meet: a name or an address, without brackets."""
+    """The host of the meeting point: a name or an address, without brackets."""
     port: int | None
     job: str
     """The launcher's name for this run: its job, and the step and the attempt within it. Alike on all ranks; empty when it has none."""
@@ -39,14 +39,14 @@ Reader = Callable[[Variables], LaunchEnvironment | None]
 
 
 def _variables_of_torchrun(found: Variables) -> LaunchEnvironment | None:
-    """``manyhands run``, torchrun, and whoever sets ``RANK`` and ``WORLD_SIZE`` as they do."""
+    """``manyhands run``, torchrun, and other launchers that set ``RANK`` and ``WORLD_SIZE`` as they do."""
     if found.text("RANK") is None:
         return None
     rank, size = found.identity("RANK", "WORLD_SIZE")
     host, port = found.text("MASTER_ADDR"), found.port("MASTER_PORT")
     ours = found.text(Variable.LAUNCHED) is not None
     if ours:
-        # MASTER_PORT is free there, for what other libraries open; a simulated world has no address of its own.
+        # MASTER_PORT is free there, for other libraries; a simulated world has no address of its own.
         host, port = found.address(Variable.LAUNCHED) or (host, port)
     elif port is not None and found.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's own store listens on MASTER_PORT for as long as the job runs: meet at a neighbour, never the same port.
@@ -91,7 +91,7 @@ _PRTE = re.compile(r"prte(?:run)?-(?P<host>.+)-\d+(?:@\d+)?(?:\.\d+)?\Z")
 
 
 def _open_mpi(found: Variables) -> LaunchEnvironment | None:
-    """Open MPI 4 and 5; ranks of several hosts meet on the host of ``mpirun``, where rank 0 runs unless it is mapped away."""
+    """Open MPI 4 and 5; ranks of several hosts meet on the host of ``mpirun``, where rank 0 runs unless it is mapped to another."""
     if found.text("OMPI_COMM_WORLD_RANK") is None:
         return None
     rank, size = found.identity("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
@@ -99,7 +99,7 @@ def _open_mpi(found: Variables) -> LaunchEnvironment | None:
     server = _server_of_pmix(found)
     job = found.text("PMIX_NAMESPACE") or re.split("[;.]", head)[0] or re.split("[;@]", server)[0]
     local_size = found.integer("OMPI_COMM_WORLD_LOCAL_SIZE")
-    # Version 4 numbers its jobs in steps of 4096 and version 5 names them: a checksum tells them apart, a remainder does not.
+    # Version 4 numbers its jobs in steps of 4096 and version 5 names them: a checksum distinguishes them, a remainder does not.
     return LaunchEnvironment(
         launcher="openmpi",
         rank=rank,
@@ -191,9 +191,9 @@ def _flux(found: Variables) -> LaunchEnvironment | None:
 
 
 def is_shell_of_slurm(found: Variables) -> bool:
-    """Tell whether this process was started from the shell of an interactive job.
+    """Return whether this process was started from the shell of an interactive job.
 
-    Such a shell is a step of Slurm too, known by its name. What ``srun`` starts from it bears the same name, and is the very task.
+    Such a shell is a step of Slurm too, recognised by its name. A process that ``srun`` starts from it has the same name, and is the real task.
     """
     return found.text("SLURM_JOB_NAME") in {"bash", "interactive"} and found.text("SLURM_TASK_PID") != str(found.process)
 
@@ -247,14 +247,14 @@ def _pmi(found: Variables) -> LaunchEnvironment | None:
 
 
 def _pmix(found: Variables) -> LaunchEnvironment | None:
-    """A launcher that speaks PMIx alone, such as PRRTE's ``prterun``: it tells the rank, and only its server knows of how many."""
+    """A launcher that only uses PMIx, such as PRRTE's ``prterun``: it sets the rank, and only its server knows the world size."""
     rank = found.text("PMIX_RANK")
     if rank is None or is_shell_of_slurm(found):
         return None
     job = found.text("PMIX_NAMESPACE") or ""
     if found.text(Variable.WORLD_SIZE) is None:
         raise ConfigError(
-            f"PMIX_RANK={rank} is set, by a launcher that speaks PMIx alone{f' (job {job})' if job else ''}, and no variable tells the number "
+            f"PMIX_RANK={rank} is set, by a launcher that uses only PMIx{f' (job {job})' if job else ''}, and no variable gives the number "
             "of ranks: set MANYHANDS_WORLD_SIZE to it, as in prterun -n 4 -x MANYHANDS_WORLD_SIZE=4; or start the ranks by mpirun, srun or "
             "manyhands run; or give init(rank=..., world_size=...); or unset PMIX_RANK to run a world of one",
             file=Variable.WORLD_SIZE,
@@ -300,7 +300,7 @@ def _kubernetes(found: Variables) -> LaunchEnvironment | None:
 
 
 def _by_hand(found: Variables) -> LaunchEnvironment | None:
-    """Nobody but the user, by ``MANYHANDS_RANK`` and ``MANYHANDS_WORLD_SIZE``; half of a set is refused here."""
+    """No launcher: the user sets ``MANYHANDS_RANK`` and ``MANYHANDS_WORLD_SIZE``; half of a set is refused here."""
     if found.text(Variable.RANK, Variable.WORLD_SIZE) is not None:
         rank, size = found.identity(Variable.RANK, Variable.WORLD_SIZE)
     elif found.text("WORLD_SIZE") is not None:
@@ -313,7 +313,7 @@ def _by_hand(found: Variables) -> LaunchEnvironment | None:
 
 
 LAUNCHERS: tuple[Reader, ...] = (
-    # The nearest launcher speaks: what a user starts inside an allocation (torchrun, mpirun) hides the scheduler around it.
+    # The nearest launcher decides: one that a user starts inside an allocation (torchrun, mpirun) hides the scheduler around it.
     _variables_of_torchrun,
     _lsf,
     _open_mpi,
@@ -328,19 +328,19 @@ LAUNCHERS: tuple[Reader, ...] = (
     _kubernetes,
     _by_hand,
 )
-"""Who is asked, in this order; the first that recognises its variables wins."""
+"""The readers, in this order; the first that recognises its variables wins."""
 
 
 class Starter(NamedTuple):
     """A launcher that starts each rank itself, by which the variables of another one can be found to be left over."""
 
     name: str
-    """What people call it."""
+    """Its name in messages."""
     read: Reader
     rank: str
-    """The variable that tells the rank."""
+    """The variable with the rank."""
     size: str
-    """The one that tells the number of ranks."""
+    """The variable with the number of ranks."""
 
 
 STARTERS: tuple[Starter, ...] = (
@@ -356,7 +356,7 @@ STARTERS: tuple[Starter, ...] = (
 """The launchers whose variables no agent within them sets for its own ranks."""
 
 NOT_UNDERSTOOD: tuple[str, ...] = (
-    # Where a reader above has nothing to say, these are left over from one of its launchers, or come from one that has no reader.
+    # If no reader above recognises them, these are left over from one of its launchers, or come from one that has no reader.
     *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_NODE_RANK"),
     *(
         "PMIX_NAMESPACE",

@@ -47,15 +47,15 @@ def parse_address(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ConfigError(
-            f"{text!r} is no address of the form host:port: an IPv6 address stands in brackets, as in [::1]:29500", value=text
+            f"{text!r} is not an address of the form host:port: an IPv6 address needs brackets, as in [::1]:29500", value=text
         )
     if not colon or not host or any(mark.isspace() or mark in "[]" for mark in host):
-        raise ConfigError(f"{text!r} is no address of the form host:port, such as node1:29500 or [::1]:29500", value=text)
+        raise ConfigError(f"{text!r} is not an address of the form host:port, such as node1:29500 or [::1]:29500", value=text)
     return host, _port(port, "the port of the address", text)
 
 
 def derived_port(job: str) -> int:
-    """Return the port, 61440 to 65535, that all ranks of the job named ``job`` agree on without talking."""
+    """Return the port, 61440 to 65535, on which all ranks of the job named ``job`` agree without messages."""
     number = int(job) if _is_number(job) else zlib.crc32(os.fsencode(job))
     return _FIRST_DERIVED_PORT + number % _DERIVED_PORTS
 
@@ -128,7 +128,7 @@ class Variables:
             raise ConfigError(f"{name}: {error}", file=name, value=value) from None
 
     def identity(self, rank_name: str, *size_names: str) -> tuple[int, int]:
-        """Return the rank and the world size, each from its MANYHANDS variable where that is set.
+        """Return the rank and the world size, each from its MANYHANDS variable if that is set.
 
         Raises
         ------
@@ -180,12 +180,12 @@ class Variables:
 
 
 def _words_of_ranks(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the variables by which launchers tell a process that it is one of several."""
+    """Return the variables by which launchers show a process that it is one of several."""
     return {name: value for name, value in variables if _OF_RANKS.match(name)}
 
 
 def _ancestor(process: int) -> tuple[dict[str, str], int]:
-    """Return what a process began with of such variables, and its parent; nothing if the system does not say, or if it is a launcher's proxy."""
+    """Return the variables of this kind with which a process began, and its parent; nothing if the system does not say, or if it is a launcher's proxy."""
     try:
         pairs = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         name, _, rest = Path(f"/proc/{process}/stat").read_bytes().partition(b"(")[2].rpartition(b")")
@@ -198,7 +198,7 @@ def _ancestor(process: int) -> tuple[dict[str, str], int]:
 
 
 def _is_number(text: str) -> bool:
-    """Tell whether this is a whole number of 64 bits; Python itself reads no text of thousands of digits."""
+    """Return whether this is a whole number of 64 bits; Python itself reads no text of thousands of digits."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
@@ -206,4 +206,4 @@ def _port(text: str, what: str, value: str, file: str | None = None) -> int:
     if _is_number(text) and 0 < int(text) <= _LARGEST_PORT:
         return int(text)
     shown = what if what == file else f"{what} {value!r}"
-    raise ConfigError(f"{shown} must be a number from 1 to {_LARGEST_PORT}, and {text!r} was given", file=file, value=value)
+    raise ConfigError(f"{shown} must be a number from 1 to {_LARGEST_PORT}, not {text!r}", file=file, value=value)

@@ -1,4 +1,4 @@
-"""What shows that a process belongs to a job."""
+"""The proof that a process belongs to a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Credentials", "is_loopback"]
 
 _LEAST_BITS = 128
 _LEAST_CHARACTERS = 6
-"""How many different ones a text has at least, of which nobody says that it was not drawn at random."""
+"""The least number of different characters in a text that counts as drawn at random."""
 _ALPHABETS = (
     string.digits,
     string.digits + "abcdef",
@@ -33,20 +33,20 @@ _ALPHABETS = (
 _JUDGED = 256
 """How many characters of a text are looked at, at most."""
 _ROUNDS = 100_000
-"""Of PBKDF2 (RFC 8018). They cost a rank some 50 ms, and whoever guesses as much for each guess."""
+"""The iterations of PBKDF2 (RFC 8018). They cost a rank some 50 ms, and an attacker as much for each guess."""
 
 _log = logging.getLogger("manyhands.security")
 
 
 class Credentials(NamedTuple):
-    """What shows that a process belongs to a job.
+    """The secrets by which a process shows that it belongs to a job.
 
     Attributes
     ----------
     secret
-        What both ends of each connection prove to each other; may be empty on loopback alone.
+        The secret that both ends of each connection prove to each other; may be empty only on loopback.
     tls
-        The certificates, where connections are encrypted.
+        The certificates, if connections are encrypted.
     run
         The name of the run, for messages; empty if it has none.
     weakness
@@ -70,25 +70,25 @@ class Credentials(NamedTuple):
         if not text:
             return cls(b"", tls)
         bits = _bits(text)
-        # Whatever was not drawn as digits of a key may be a word: who guesses it is to take long.
+        # A text that is not the digits of a key may be a word: each guess must take long.
         is_key = bits >= _LEAST_BITS and all(byte in b"0123456789abcdefABCDEF" for byte in text)
         weakness = f"with a secret that can be guessed (too short, or of too few characters, for {_LEAST_BITS} bits)"
         return cls(text if is_key else _stretched(text), tls, weakness="" if bits >= _LEAST_BITS else weakness)
 
     @property
     def _hole(self) -> str:
-        """Why strangers who reach more than loopback are not kept out; empty if they are."""
+        """The reason why strangers who reach more than loopback are not kept out; empty if they are."""
         return self.weakness or ("" if self.secret else "without a secret")
 
     def check_reach(self, host: str, doing: str) -> None:
-        """Refuse to meet where others than processes of this host can be.
+        """Raise an error if processes of other hosts can reach the meeting point.
 
         Parameters
         ----------
         host
             The numeric address at which this rank listens, or which it has reached.
         doing
-            What it does there, as in ``"listening at"``.
+            Its action there, as in ``"listening at"``.
 
         Raises
         ------
@@ -119,14 +119,14 @@ class Credentials(NamedTuple):
         return self._replace(secret=secret, weakness=self._hole, certificates=tuple(certificates), expected=None)
 
     def towards(self, whom: str, rank: int | None = None) -> Credentials:
-        """Return those of connections to one listener of the job: nobody on the path can lead a connection to another one.
+        """Return the credentials for connections to one listener of the job: nobody on the path can redirect a connection to another one.
 
         Parameters
         ----------
         whom
-            The listener: which rank it is, and for what it listens. Both ends say the same.
+            The listener: its rank, and its purpose. Both ends say the same.
         rank
-            Which rank of the job it is, where it is dialled.
+            The rank of the job that is dialled, if it is known.
         """
         secret = hmac.digest(self.secret, b"towards " + whom.encode(), hashlib.sha256)
         return self._replace(
@@ -138,7 +138,7 @@ class Credentials(NamedTuple):
         if not self.certificates or sock.certificate == self.certificates[rank]:
             return True
         _log.warning(
-            "manyhands: a connection says that it is rank %d's, whose certificate names %s, and shows one that names %s: it was refused",
+            "manyhands: a connection claims to be rank %d, whose certificate names %s, but shows a certificate that names %s: it was refused",
             rank,
             self.certificates[rank] or "no host",
             sock.certificate or "no host",
@@ -147,12 +147,12 @@ class Credentials(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address, not a name, is reachable from this host alone."""
+    """Return whether an address, not a name, is reachable from this host alone."""
     return host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
 
 
 def _bits(text: bytes) -> float:
-    """Return how many bits a text of this length and these characters has at most; what is repeated counts once."""
+    """Return the most bits of a text of this length and these characters; a repeated character counts once."""
     text = text[:_JUDGED]
     # By chance alone a random text ends as it begins, but does not say all of it twice.
     periods = (length for length in range(1, len(text) // 2 + 1) if text == (text[:length] * len(text))[: len(text)])

@@ -1,4 +1,4 @@
-"""What a forked child must not keep: the sockets of its parent's jobs.
+"""The sockets of its parent's jobs, which a forked child must not keep.
 
 A child that held them would keep a dead parent looking alive to the other ranks, and by closing its group at exit it would
 end its parent's. So every socket and every job is remembered here, weakly, and a fork closes the child's copies: without

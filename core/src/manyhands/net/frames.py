@@ -19,7 +19,7 @@ from manyhands.net.proven import ProvenSocket
 __all__ = ["FrameConnection"]
 
 _SILENT = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
-"""What a connection ends with where the other side is silent, and not known to have ended."""
+"""The error of a connection whose other end is silent, and not known to have ended."""
 
 _LINGER_S = 2.0
 """How long a connection that was tampered with is emptied, until the other side has closed it."""
@@ -34,9 +34,9 @@ class FrameConnection:
     Parameters
     ----------
     loop, sock
-        Where it runs, and the non-blocking socket, owned by the connection from now on.
+        The loop, and the non-blocking socket, owned by the connection from now on.
     on_frame
-        Called in the loop's thread with each frame; with None for one that is announced to be longer than it may be, or is not what was sent, the
+        Called in the loop's thread with each frame; with None for one that is announced as too long, or whose seal is wrong, the
         last.
     on_lost
         Called once in the loop's thread, with a reason, when the other side closed or broke the connection.
@@ -48,9 +48,9 @@ class FrameConnection:
     Attributes
     ----------
     flaw
-        What is wrong with the last frame, in words, where it was told as None.
+        The fault of the last frame, in words, if None was passed for it.
     vanished
-        Whether it was lost because the other side does not answer any more: it may live, and be cut off.
+        Whether it was lost because the other side no longer answers: it may live, and be cut off.
     """
 
     _LENGTH = struct.Struct("<I")
@@ -64,7 +64,7 @@ class FrameConnection:
         max_bytes: int,
         liveness: Liveness,
     ) -> None:
-        with contextlib.suppress(OSError):  # it has ended, which its first use tells
+        with contextlib.suppress(OSError):  # it has ended, as its first use will show
             liveness.bound(sock)
         self._loop = loop
         self._sock = sock
@@ -84,7 +84,7 @@ class FrameConnection:
     def send(self, frame: bytes, *, within_s: float = 0.0) -> None:
         """Send a frame; from any thread. Lost without a word when the connection has gone.
 
-        Never blocks, but for ``within_s`` at most, until the kernel was given the frame: the process may end right after.
+        Never blocks longer than ``within_s``, until the kernel has the frame: the process may end right after.
         """
         given = threading.Event()
 
@@ -97,7 +97,7 @@ class FrameConnection:
             given.wait(within_s)
 
     def close(self) -> None:
-        """Send what is queued as far as the kernel takes it, and close; from any thread."""
+        """Send the queue as far as the kernel takes it, and close; from any thread."""
         self._loop.call(self._close)
 
     def _close(self) -> None:
@@ -168,7 +168,7 @@ class FrameConnection:
             if self._length is None:
                 (self._length,) = self._LENGTH.unpack(part)
                 if self._length > self._max_bytes:
-                    self._refuse(f"a frame of {self._length} bytes was announced, and {self._max_bytes} are allowed")
+                    self._refuse(f"a frame of {self._length} bytes was announced, but at most {self._max_bytes} are allowed")
                     return
             else:
                 self._length = None
@@ -179,10 +179,10 @@ class FrameConnection:
     def _refuse(self, flaw: str) -> None:
         self.flaw = flaw
         self._on_frame(None)
-        self._loop.call(partial(self._end, flaw))  # behind what is said to that
+        self._loop.call(partial(self._end, flaw))  # after the frames of the callback
 
     def _end(self, reason: str) -> None:
-        """End the connection, but let the other side read what it was told: closing with bytes unread would reset it."""
+        """End the connection, but let the other side read the last frames: closing with bytes unread would reset it."""
         if not self._open:
             return
         self._open = False

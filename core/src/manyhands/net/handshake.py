@@ -13,12 +13,12 @@
 Every message has a fixed size, so that nothing of a stranger's choosing is ever stored. ``hello`` (64 bytes) says what
 the connection is for and is covered by the proof. HMAC-SHA256 (RFC 2104); fresh randomness from both sides stops replays.
 
-The knock is there when the server takes the connection, and costs no time: by it the server knows at once whom to keep. Whoever
-recorded one can say it again, and proves nothing by that; a server takes each once.
+The knock is already there when the server takes the connection, and costs no time: it shows the server at once which clients to keep. A
+recorded knock can be sent again, which proves nothing; a server takes each once.
 
 Both sides then have two keys that nobody else knows: of the same secret and random bytes, one for each direction.
 
-Where the job uses TLS, the knock and the greeting begin with another magic, so that each side learns at once where the other does not. The
+If the job uses TLS, the knock and the greeting begin with another magic, so that each side learns at once if the other does not. The
 handshake of TLS comes after this one.
 """
 
@@ -66,18 +66,18 @@ def _proof(secret: bytes, role: bytes, *words: bytes) -> bytes:
 
 
 def may_be_ours(data: bytes, *others: bytes) -> bool:
-    """Tell whether some bytes begin as what a manyhands says first, or as one of ``others``."""
+    """Return whether some bytes begin as the first bytes of a manyhands, or as one of ``others``."""
     return any(data.startswith(words[: len(data)]) for words in (MAGIC, MAGIC_BEFORE_TLS, *others))
 
 
 def knock(secret: bytes, magic: bytes = MAGIC) -> bytes:
-    """Return what a client says first, another `KNOCK_BYTES` bytes each time."""
+    """Return the first bytes of a client, another `KNOCK_BYTES` bytes each time."""
     nonce = os.urandom(_NONCE_BYTES)
     return magic + nonce + _proof(secret, b"knock", nonce)
 
 
 def is_knock(secret: bytes, data: bytes) -> bool:
-    """Tell whether a client that said these `KNOCK_BYTES` bytes holds the secret, or has heard one that does."""
+    """Return whether a client that sent these `KNOCK_BYTES` bytes holds the secret, or repeats the knock of one that does."""
     return hmac.compare_digest(data[GREETING_BYTES:], _proof(secret, b"knock", data[len(MAGIC) : GREETING_BYTES]))
 
 
@@ -92,9 +92,9 @@ class ServerHandshake:
     Attributes
     ----------
     seals
-        For what is said on the connection from now on, once the client has proved the secret.
+        The seals of the connection from now on, once the client has proved the secret.
     said
-        What both sides have said in this handshake, and nobody says again.
+        The bytes of both sides in this handshake, which never come again.
     """
 
     seals: Seals
@@ -111,7 +111,7 @@ class ServerHandshake:
         Returns
         -------
         tuple of bytes and bytes or None
-            What to reply, and the client's hello; None in its place when the proof is wrong.
+            The reply, and the client's hello; None in its place if the proof is wrong.
         """
         client_nonce = data[len(MAGIC) : GREETING_BYTES]
         hello = data[GREETING_BYTES : GREETING_BYTES + HELLO_BYTES]
@@ -129,9 +129,9 @@ class ClientHandshake:
     Attributes
     ----------
     seals
-        For what is said on the connection from now on, once the server has proved the secret.
+        The seals of the connection from now on, once the server has proved the secret.
     said
-        What both sides have said in this handshake, and nobody says again.
+        The bytes of both sides in this handshake, which never come again.
     """
 
     seals: Seals
@@ -144,7 +144,7 @@ class ClientHandshake:
         self._expected = b""
 
     def answer(self, greeting: bytes) -> bytes:
-        """Return what to send after the server's `GREETING_BYTES` bytes."""
+        """Return the client's answer to the server's `GREETING_BYTES` bytes."""
         server_nonce = greeting[len(MAGIC) :]
         self.said = server_nonce + self._nonce + self._hello
         self._expected = _proof(self._secret, b"server", self.said)
@@ -152,5 +152,5 @@ class ClientHandshake:
         return MAGIC + self._nonce + self._hello + _proof(self._secret, b"client", self.said)
 
     def accepts(self, reply: bytes) -> bool:
-        """Tell whether the server's `REPLY_BYTES` bytes prove that it holds the secret, and accept ours."""
+        """Return whether the server's `REPLY_BYTES` bytes prove that it holds the secret, and accept ours."""
         return reply.startswith(MAGIC) and hmac.compare_digest(reply[len(MAGIC) :], self._expected)

@@ -1,4 +1,4 @@
-"""How a rank notices that the other end of a connection is there no more, though nobody has closed it."""
+"""Detection of a connection whose other end is gone without having closed it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Liveness(NamedTuple):
     patience_s: int = 10
 
     def watch(self, sock: socket.socket) -> None:
-        """Let a connection end once its host has vanished; what is under way may take as long as it takes.
+        """Let a connection end once its host has vanished; bytes on their way may take as long as they need.
 
         Raises
         ------
@@ -53,8 +53,8 @@ class Liveness(NamedTuple):
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         if sys.platform == "linux":
-            # What is under way is sent again after pauses that double, so that a network that is there again would be tried too late. Linux gives up
-            # after fifteen times, which must last longer than the patience. Kernels before 6.15 do not know it.
+            # Bytes on their way are sent again after pauses that double, so that a network that is back would be tried too late. Linux gives up
+            # after fifteen times, which must last longer than the patience. Kernels before 6.15 do not know this option.
             pause_ms = max(1000 * self.heartbeat_s, 125 * self.patience_s)
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, min(pause_ms, _LONGEST_PAUSE_MS))
@@ -74,9 +74,9 @@ class Liveness(NamedTuple):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.patience_s * 1000)
 
     def count_silence(self, sock: socket.socket) -> bool:
-        """Before something is sent on a bound connection: count the silence until now as a part of the patience, and tell whether there was any.
+        """Before a write to a bound connection: count the silence until now as a part of the patience, and return whether there was any.
 
-        The kernel asks no more once something is under way, and gives that the whole patience. `bound` gives it back.
+        The kernel stops asking once bytes are on their way, and gives these the whole patience. `bound` gives it back.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class Liveness(NamedTuple):
         if sys.platform != "linux" or sock.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         under_way, silent_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-        if under_way or silent_ms < 2000 * self.heartbeat_s:  # else the kernel has asked, and got no answer
+        if under_way or silent_ms < 2000 * self.heartbeat_s:  # otherwise the kernel has asked, and got no answer
             return False
         left_ms = max(1000 * self.heartbeat_s, 1000 * self.patience_s - silent_ms)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, left_ms)

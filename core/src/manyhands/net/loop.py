@@ -1,6 +1,6 @@
 """One background thread per process that serves the control connections and takes incoming ones.
 
-Nothing that it runs may block: a callback reads or writes what is there and returns. The data of collectives never pass
+Nothing that it runs may block: a callback reads or writes without waiting and returns. The data of collectives never pass
 through it.
 """
 
@@ -25,15 +25,15 @@ __all__ = ["Loop"]
 _log = logging.getLogger("manyhands.network")
 
 _SPARE_BYTES = 1 << 18
-"""Memory to end with where there is no more: what `malloc` gives back to the system when it is freed."""
+"""Spare memory for the end of a loop that has no more: `malloc` gives it back to the system when it is freed."""
 
 
 class Loop:
     """A selector loop in a daemon thread; every callback runs in that thread.
 
-    Where a callback raises, or there is no memory to go on, the loop ends, and with it every connection that it serves: so the other sides hear of it at once.
+    If a callback raises, or there is no memory to continue, the loop ends, and with it every connection that it serves: so the other sides learn of it at once.
 
-    It owns the sockets that it is given by `own`, and closes those that are left when it ends: by then nobody else can.
+    It owns the sockets given to `own`, and closes the remaining ones when it ends: by then no other code can.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Loop:
                 self._wake_writer.send(b"\x00")
 
     def own(self, sock: socket.socket) -> bool:
-        """Own ``sock`` from now on; from any thread. Where the loop has ended, nobody would serve it: it is closed, and False returned."""
+        """Own ``sock`` from now on; from any thread. If the loop has ended, nothing would serve it: it is closed, and False returned."""
         with self._lock:
             if self._running:
                 self._owned.add(sock)
@@ -103,7 +103,7 @@ class Loop:
             self._selector.unregister(sock)
 
     def let_go(self, sock: socket.socket) -> None:
-        """Stop watching ``sock`` and own it no more: the caller does; from the loop's thread."""
+        """Stop watching ``sock`` and own it no more: the caller owns it; from the loop's thread."""
         self.forget(sock)
         self._owned.discard(sock)
 
@@ -140,7 +140,7 @@ class Loop:
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:  # noqa: BLE001 - whatever it is must reach the user's thread instead of ending this one
+        except Exception as error:  # noqa: BLE001 - it must reach the user's thread instead of ending this one
             self._spare = b""
             with self._lock:
                 self._running = False
@@ -151,7 +151,7 @@ class Loop:
             self._selector.close()
             self._wake_reader.close()
             self._wake_writer.close()
-            # A connection may outlive its owner for a moment, as one that is emptied, and what asks the loop to close it may come too late.
+            # A connection may outlive its owner for a moment, while it is emptied, and the request to close it may come too late.
             while self._owned:
                 with contextlib.suppress(OSError):
                     self._owned.pop().close()

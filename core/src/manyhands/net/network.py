@@ -59,14 +59,14 @@ Address = tuple[str, int]
 _HANDSHAKE_S = 20.0
 """How long a stranger may take to prove itself."""
 _RESOLVE_S = 30.0
-"""How long the resolver may take to tell an address of this host, where nobody says."""
+"""The time for the resolver to find an address of this host, if no deadline is given."""
 BACKLOG = 4096
 _MAX_STRANGERS = 128
 """How many connections that have not knocked a listener keeps at once; the oldest goes for a newcomer."""
 _MAX_CALLERS = 1024
-"""How many that have: ranks of this job, but for what somebody has recorded longer ago than `_MAX_HEARD` knocks."""
+"""The most connections that have knocked: ranks of this job, or knocks recorded longer ago than `_MAX_HEARD` knocks."""
 _MAX_HEARD = 8192
-"""How many knocks a listener remembers, which it takes from nobody a second time."""
+"""The number of knocks that a listener remembers, in order to take each only once."""
 _AT_ONCE = 16
 """How many connections it takes before the loop serves others again."""
 
@@ -90,7 +90,7 @@ def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socke
         candidates = resolve(host, port, deadline or Deadline(_RESOLVE_S), socket.AI_PASSIVE)
     except (socket.gaierror, TimeoutError) as error:
         raise RendezvousError(
-            f"this host cannot listen at {where}: the name does not resolve ({error.strerror or error})"
+            f"this host cannot listen at {where}: its name cannot be resolved ({error.strerror or error})"
         ) from error
     failure: OSError | None = None
     for family, kind, protocol, _, address in candidates:
@@ -109,7 +109,7 @@ def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socke
     if failure is not None and failure.errno == errno.EADDRINUSE:
         remedy = "the port is in use, by another program or another job: choose a free one, or let `manyhands run` choose on a single host"
     elif failure is not None and failure.errno == errno.EADDRNOTAVAIL:
-        remedy = "that is no address of this host"
+        remedy = "this host has no such address"
     else:
         remedy = str(failure)
     raise RendezvousError(f"this host cannot listen at {where}: {remedy}") from failure
@@ -129,7 +129,7 @@ def guarded_bind(address: Address, credentials: Credentials, deadline: Deadline 
 
 
 def guarded(sock: socket.socket, credentials: Credentials) -> socket.socket:
-    """Return a socket that listens, or close it and raise an `AuthenticationError` where anybody could join there."""
+    """Return a socket that listens, or close it and raise an `AuthenticationError` if anybody could join there."""
     try:
         credentials.check_reach(sock.getsockname()[0], "listening at")
     except AuthenticationError:
@@ -158,7 +158,7 @@ def hold(host: str) -> socket.socket:
 def dial(
     address: Address, credentials: Credentials, hello: bytes, deadline: Deadline, cancelled: Callable[[], bool] = lambda: False
 ) -> ProvenSocket:
-    """Connect, prove the secret both ways, encrypt where that is wanted, and return the non-blocking socket.
+    """Connect, prove the secret both ways, encrypt if the job does, and return the non-blocking socket.
 
     A listener that takes the connection and says nothing may be a rank that is still importing, or busy: it has until the deadline.
     ``cancelled`` is asked several times a second whether to give up.
@@ -166,11 +166,11 @@ def dial(
     Raises
     ------
     ConnectionError
-        Nobody listens there, or the connection broke, or the dial was cancelled; `RendezvousError` when the listener is no
+        No program listens there, or the connection broke, or the dial was cancelled; `RendezvousError` if the listener is not
         manyhands.
     AuthenticationError
         The two sides hold different secrets, or one does not trust the other's certificate, or one has none; or the other side is on another
-        host, and the job has no secret that nobody can guess.
+        host, and the job has no secret that is hard to guess.
     TimeoutError
         The other side did not answer in time.
     OSError
@@ -179,7 +179,7 @@ def dial(
     where = show_address(address)
     sock = _connect(address, deadline, cancelled)
     try:
-        # Who has taken the port sees the knock, by which a secret can be guessed.
+        # A program that has taken the port sees the knock, which lets it guess a secret.
         credentials.check_reach(sock.getpeername()[0], "meeting at")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         magic, other_magic = _magics(credentials)
@@ -190,12 +190,12 @@ def dial(
             job = f"the job at {where}"
             has, lacks = (job, "this rank") if credentials.tls is None else ("this rank", job)
             raise AuthenticationError(
-                f"{has} encrypts its connections, and {lacks} does not: set security.tls on all ranks or on none"
+                f"{has} encrypts its connections, but {lacks} does not: set security.tls on all ranks or on none"
             )
         if not greeting.startswith((magic, REFUSAL)):
             what = "another version of manyhands" if greeting.startswith(MAGIC[:-2]) else "not a manyhands job"
             raise RendezvousError(
-                f"the program that listens at {where} is {what}: it said {greeting[:40]!r}. Is the address right?"
+                f"the program that listens at {where} is {what}: it sent {greeting[:40]!r}. Is the address right?"
             )
         if greeting.startswith(magic):
             sock.send(handshake.answer(greeting))
@@ -218,14 +218,14 @@ def _or_run(credentials: Credentials) -> str:
 
 
 def _magics(credentials: Credentials) -> tuple[bytes, bytes]:
-    """Return how a job's words begin, and those of one that has TLS where this one has not, or the other way round."""
+    """Return the magic of this job's messages, and that of a job that has TLS if this one has not, or the other way round."""
     return (MAGIC, MAGIC_BEFORE_TLS) if credentials.tls is None else (MAGIC_BEFORE_TLS, MAGIC)
 
 
 def _encrypting(
     credentials: Credentials, sock: ProvenSocket, is_server: bool, said: bytes, host: str = ""
 ) -> TlsHandshake | None:
-    """Return the handshake of TLS, which takes the socket over, where the job wants it; the socket is closed if that fails."""
+    """Return the handshake of TLS, which takes the socket over, if the job uses TLS; the socket is closed if that fails."""
     if credentials.tls is None:
         return None
     from manyhands.net.tls import TlsHandshake
@@ -245,8 +245,8 @@ def _encrypt(encrypting: TlsHandshake, where: str, deadline: Deadline, cancelled
     except BaseException as error:
         encrypting.sock.close()
         if isinstance(error, AuthenticationError):
-            remedy = "give all ranks certificates of one authority, which have not run out; `manyhands certs` makes them"
-            hint = f". To mend it, {remedy}" if "certificate" in str(error) and "tls_names" not in str(error) else ""
+            remedy = "give all ranks certificates of one authority, which have not expired; `manyhands certs` makes them"
+            hint = f". To fix it, {remedy}" if "certificate" in str(error) and "tls_names" not in str(error) else ""
             raise AuthenticationError(f"the connection to {where} cannot be encrypted: {error}{hint}") from None
         raise
     return encrypting.sock
@@ -260,9 +260,9 @@ def dial_patiently(
     Raises
     ------
     RendezvousError, AuthenticationError
-        As `dial`; or nobody was there in time.
+        As `dial`; or no rank was there in time.
     """
-    pause, failure = 0.005, "no attempt was made"
+    pause, failure = 0.005, "there was no time for an attempt"
     while not deadline.passed() and not cancelled():
         try:
             return dial(address, credentials, hello, deadline, cancelled)
@@ -275,7 +275,7 @@ def dial_patiently(
         pause = min(pause * 1.5, 0.25)
     raise RendezvousError(
         f"{f'rank {rank}' if rank >= 0 else 'a new rank'} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
-        "and is that its address and port? If the ranks have met without this process, another one has its number",
+        "and is that its address and port? If the other ranks have met without this process, another process has its rank",
         rank=rank,
         peer=0,
     )
@@ -297,9 +297,9 @@ def _connect(address: Address, deadline: Deadline, cancelled: Callable[[], bool]
             if error:
                 raise OSError(error, os.strerror(error))
             if sock.getsockname() == sock.getpeername():
-                # A port of the ephemeral range where nobody listens may be given to this very socket, which then meets itself.
+                # The system may give an ephemeral port without a listener to this very socket, which then connects to itself.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        except BaseException as error:  # as of the user, who interrupts it
+        except BaseException as error:  # such as the user's interrupt
             sock.close()
             if not isinstance(error, OSError):
                 raise
@@ -320,7 +320,7 @@ def resolve(host: str, port: int, deadline: Deadline, flags: int = 0) -> list[_F
     socket.gaierror
         It has none.
     TimeoutError
-        The resolver did not answer in time; it goes on in a thread of its own, since nothing can stop it.
+        The resolver did not answer in time; it continues in its own thread, because nothing can stop it.
     """
     found: list[_Found] = []
     failures: list[OSError] = []
@@ -354,7 +354,7 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline, cancel
         _wait_until(sock, selectors.EVENT_READ, deadline, cancelled)
         piece = sock.recv(count - len(data))
         if not piece:
-            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection during the handshake")
+            raise ConnectionResetError(errno.ECONNRESET, "the other end closed the connection during the handshake")
         data += piece
         if not may_be_ours(data[: len(MAGIC)], REFUSAL):
             break
@@ -362,14 +362,16 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline, cancel
 
 
 def _wait_until(sock: socket.socket, event: int, deadline: Deadline, cancelled: Callable[[], bool]) -> None:
-    """Wait until ``sock`` is ready, asking now and then whether anybody still wants it."""
+    """Wait until ``sock`` is ready, checking now and then whether the connection is still wanted."""
     with selectors.DefaultSelector() as selector:
         selector.register(sock, event)
         while not selector.select(min(0.1, deadline.remaining())):
             if cancelled():
                 raise ConnectionAbortedError(errno.ECONNABORTED, "the job was aborted")
             if deadline.passed():
-                raise TimeoutError("it took the connection and said nothing" if event == selectors.EVENT_READ else "no answer")
+                raise TimeoutError(
+                    "the other end took the connection and sent nothing" if event == selectors.EVENT_READ else "no answer"
+                )
 
 
 class Listener:
@@ -378,11 +380,11 @@ class Listener:
     Parameters
     ----------
     loop
-        Where it runs.
+        The loop that serves it.
     sock
         A socket that listens; owned by the listener from now on.
     credentials
-        What both sides prove.
+        The secrets that both sides prove.
     accept
         Called in the loop's thread with the non-blocking socket and the 64 bytes of its hello.
     refuse
@@ -403,7 +405,7 @@ class Listener:
         self._accept = accept
         self._refuse = refuse
         self._strangers: dict[socket.socket, _Stranger] = {}
-        self._callers: dict[socket.socket, _Stranger] = {}  # who knocked, and has not answered yet
+        self._callers: dict[socket.socket, _Stranger] = {}  # clients that have knocked, but not answered yet
         self._heard: dict[bytes, None] = {}
         self._expiring = self._refraining = False
         if loop.own(sock):
@@ -425,8 +427,8 @@ class Listener:
                 sock, address = self._sock.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # out of file descriptors, mostly
-                if not number:  # else there may be none: the kernel looks for a descriptor first
+            except OSError as error:  # usually, out of file descriptors
+                if not number:  # otherwise there may be none: the kernel looks for a descriptor first
                     self._refrain(error)
                 return
             self._refraining = False
@@ -436,7 +438,7 @@ class Listener:
             stranger = _Stranger(sock, (address[0], address[1]))
             self._keep(stranger, self._strangers, _MAX_STRANGERS)
             self._loop.watch(sock, selectors.EVENT_READ, lambda _, stranger=stranger: self._read(stranger))  # type: ignore[misc]
-            self._read(stranger)  # a rank has knocked by now, mostly, and waits for nobody who has not
+            self._read(stranger)  # a rank has usually knocked by now, and does not wait behind clients that have not
 
     def _refrain(self, error: OSError) -> None:
         """Give up a stranger for a newcomer; without any, leave newcomers in the kernel's queue for a moment, and say so."""
@@ -454,7 +456,7 @@ class Listener:
             self._loop.watch(self._sock, selectors.EVENT_READ, self._incoming)
 
     def _keep(self, stranger: _Stranger, among: dict[socket.socket, _Stranger], most: int) -> None:
-        """Keep a connection for a while, instead of the oldest of its kind where there are too many."""
+        """Keep a connection for a while, instead of the oldest of its kind if there are too many."""
         among[stranger.sock] = stranger
         if len(among) > most:
             self._drop(next(iter(among.values())))
@@ -481,7 +483,7 @@ class Listener:
             piece = b""
         stranger.received += piece
         if not piece or not may_be_ours(stranger.received[: len(MAGIC)]):
-            self._drop(stranger)  # it gave up, or is none of ours
+            self._drop(stranger)  # it gave up, or is not one of ours
             return
         if len(stranger.received) < wanted:
             return
@@ -495,7 +497,7 @@ class Listener:
             self._drop(stranger)
 
     def _hear(self, stranger: _Stranger, words: bytes) -> None:
-        """Greet whoever knocked; a knock that was heard before is of somebody else."""
+        """Greet a client that knocked; a repeated knock comes from an attacker."""
         if words in self._heard:
             self._drop(stranger)
             return
@@ -563,7 +565,7 @@ class Listener:
             raise
 
     def _turn_away(self, stranger: _Stranger) -> None:
-        """Tell a stranger that its secret is another one, and whoever wants to know that it came."""
+        """Tell a stranger that its secret is wrong, and report its attempt."""
         with contextlib.suppress(OSError):
             stranger.sock.send(REFUSED)
         self._drop(stranger)

@@ -16,7 +16,7 @@ class ProvenSocket(socket.socket):
     Attributes
     ----------
     seals
-        For what this end sends, and for what comes.
+        The seals for outgoing and for incoming messages.
     certificate
         The names in the certificate of the other end; empty if it has none, or if no names are compared.
     """
@@ -28,7 +28,7 @@ class ProvenSocket(socket.socket):
 
     @classmethod
     def over(cls, sock: socket.socket, seals: Seals) -> ProvenSocket:
-        """Take over the connection of ``sock``, which counts as closed from now on, also where this fails."""
+        """Take over the connection of ``sock``, which counts as closed from now on, even if this fails."""
         try:
             proven = cls(sock.family, sock.type, sock.proto, sock.fileno())
         except BaseException:

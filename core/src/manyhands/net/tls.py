@@ -1,11 +1,11 @@
 """TLS 1.3 (RFC 8446) on a connection whose two ends have proved the secret to each other.
 
-The secret comes first, since its proof is cheap: no stranger can make a rank compute signatures. Within TLS each end then proves it once more,
-together with both certificates. So whoever sits on the path with a certificate of his own, and lets the proof of the secret pass, is found out.
+The secret comes first, because its proof is cheap: no stranger can make a rank compute signatures. Within TLS each end then proves it once more,
+together with both certificates. This reveals an attacker on the path who has a certificate and lets the proof of the secret pass.
 
-The names in certificates bind ranks, if ``security.tls_names`` is "host". Where the ranks meet, the certificate must name the host that was dialled.
-The store then tells all ranks the names in the certificate of each, and later connections of a rank must show the same names. Which
-host a rank is to run on nobody knows before: a process that holds the secret and a certificate of the authority can come as any rank that has not come.
+If ``security.tls_names`` is "host", the names in certificates bind ranks. At the meeting point, the certificate must name the host that was dialled.
+The store then sends all ranks the names in the certificate of each, and later connections of a rank must show the same names. The
+host of a rank is not known beforehand: a process that holds the secret and a certificate of the authority can come as any rank that has not come.
 
 The files may change while the job runs. Each handshake takes them as they are then.
 """
@@ -45,15 +45,15 @@ _NAMES_ANOTHER_HOST = (62, 64)
 _PROOF_BYTES = 32
 _RECORD_BYTES = 1 << 14
 _MOST_BYTES = 1 << 18
-"""What is encrypted at once, unless the kernel takes less."""
+"""The bytes that are encrypted at once, unless the kernel takes less."""
 T = TypeVar("T")
 
 
 class _Loaded(NamedTuple):
-    """What the files held at a time.
+    """The content of the files at a time.
 
-    ``named`` is the context of a client that compares the host which it dials with the certificate. ``names`` are those in this rank's own certificate,
-    and ``names_hosts`` tells whether hosts are among them.
+    ``named`` is the context of a client that compares the host that it dials with the certificate. ``names`` are those in this rank's own certificate,
+    and ``names_hosts`` says whether hosts are among them.
     """
 
     server: ssl.SSLContext
@@ -70,7 +70,7 @@ class Tls:
     Parameters
     ----------
     folder
-        Where the files `FILES` are, and perhaps `CRL`.
+        The folder of the files `FILES`, and perhaps `CRL`.
     compares
         Whether names in certificates are compared.
 
@@ -94,7 +94,7 @@ class Tls:
         return self.current().names if self.compares else None
 
     def current(self) -> _Loaded:
-        """Return what the files hold now, or what they held last while they do not belong together, as when half of them are written."""
+        """Return the content of the files, or their last matching content while half of them are written."""
         with self._changing:
             state = _state(self._folder)
             if state != self._state:
@@ -102,20 +102,16 @@ class Tls:
                     loaded = _load(self._folder)
                 except ConfigError as error:
                     self._state = state
-                    _log.warning(
-                        "manyhands: the certificates have changed and cannot be used, so that the old ones stay: %s", error
-                    )
+                    _log.warning("manyhands: the new certificates cannot be used, so the old ones remain in use: %s", error)
                 else:
-                    if state == _state(self._folder):  # else they changed meanwhile, and the next handshake looks again
+                    if state == _state(self._folder):  # otherwise they changed meanwhile, and the next handshake looks again
                         self._state, self._loaded = state, loaded
-                        _log.info(
-                            "the certificates in %s have changed: connections from now on take the new ones", self._folder
-                        )
+                        _log.info("the certificates in %s have changed: new connections use the new ones", self._folder)
             return self._loaded
 
 
 def _state(folder: Path) -> list[tuple[int, ...] | None]:
-    """Return what tells whether the files have changed."""
+    """Return values that show whether the files have changed."""
     found: list[tuple[int, ...] | None] = []
     for name in (*FILES, CRL):
         try:
@@ -196,11 +192,11 @@ def _problem(folder: Path, what: str) -> ConfigError:
 
 
 class TlsSocket(ssl.SSLSocket, ProvenSocket):
-    """A connection that encrypts what is sent and received; it never blocks, and says so as other sockets do.
+    """A connection that encrypts everything; it never blocks, and raises BlockingIOError as other sockets do.
 
-    An error with the number EBADMSG says that what came is not what was sent. After a call that raised BlockingIOError, ``send`` must be called
-    with the same bytes again, of which there may be more: some of them have been encrypted. The kernel may have nothing to read while this
-    has; so wait for it only after ``recv`` has raised BlockingIOError.
+    An error with the number EBADMSG says that the received bytes are not the sent ones. After a call that raised BlockingIOError, ``send`` must be called
+    with the same bytes again, perhaps with more after them: some of them have been encrypted. The kernel may have nothing to read while this
+    connection has; so wait for it only after ``recv`` has raised BlockingIOError.
     """
 
     lock: threading.Lock = threading.Lock()
@@ -211,11 +207,11 @@ class TlsSocket(ssl.SSLSocket, ProvenSocket):
             with self.lock:
                 return function()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError(errno.EAGAIN, "TLS waits for the network") from None
+            raise BlockingIOError(errno.EAGAIN, "TLS is waiting for the network") from None
         except (ssl.SSLEOFError, ssl.SSLSyscallError):
-            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection") from None
+            raise ConnectionResetError(errno.ECONNRESET, "the other end closed the connection") from None
         except ssl.SSLError as error:
-            # The other end says by an alert that what came there was changed.
+            # The other end says by an alert that the bytes that it received were changed.
             raise OSError(errno.EBADMSG, TAMPERED) from error
 
     def send(self, data: object, flags: int = 0) -> int:
@@ -231,11 +227,11 @@ class TlsSocket(ssl.SSLSocket, ProvenSocket):
         return self.send(record)
 
     def recv(self, count: int = 1024, flags: int = 0) -> bytes:
-        """Return what has come, at most ``count`` bytes."""
+        """Return the bytes that have come, at most ``count``."""
         if self.lock is TlsSocket.lock:
             # `SSLSocket._create` (Python 3.11) reads from a connection that has ended before it has got TLS, and leaves the socket open if that raises.
             self.close()
-            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection before the handshake of TLS")
+            raise ConnectionResetError(errno.ECONNRESET, "the other end closed the connection before the TLS handshake")
         return self._do(lambda: ssl.SSLSocket.recv(self, count))
 
     def recv_into(self, buffer: object, nbytes: int | None = None, flags: int = 0) -> int:
@@ -261,7 +257,7 @@ class TlsSocket(ssl.SSLSocket, ProvenSocket):
         return count, [], 0, None
 
     def shutdown(self, how: int) -> None:
-        """End the connection in a direction; what is still read is never taken for plain text."""
+        """End the connection in a direction; later bytes are never taken for plain text."""
         socket.socket.shutdown(self, how)
 
 
@@ -277,11 +273,11 @@ class TlsHandshake:
     is_server
         Whether this end is the one that listens.
     secret, words
-        What each end proves within TLS, and what makes the proof this connection's own.
+        The secret that each end proves within TLS, and the words that bind the proof to this connection.
     host
         The host that was dialled, which the certificate must name if ``names`` is None; the listening end leaves it out.
     names
-        The names that the other end's certificate must have, where they are known.
+        The names that the other end's certificate must have, if they are known.
 
     Attributes
     ----------
@@ -304,8 +300,8 @@ class TlsHandshake:
         self._names = names if tls.compares else None
         is_within_host = (
             sock.getsockname()[0] == sock.getpeername()[0]
-        )  # raises of one that has ended, of which ssl would make a socket that nobody closes
-        # Where this rank's own certificate names no host, one is for all ranks. It alone says so: another one may be stolen.
+        )  # raises if it has ended; ssl would make a socket of it that is never closed
+        # If this rank's own certificate names no host, one certificate serves all ranks. Only the own one may say so: another one may be stolen.
         names_host = host and names is None and tls.compares and loaded.names_hosts and not is_within_host
         self._host = host.partition("%")[0].rstrip(".") if names_host else None
         context = loaded.server if is_server else loaded.client if self._host is None else loaded.named
@@ -322,12 +318,12 @@ class TlsHandshake:
         Returns
         -------
         int
-            What to wait for before the next call, ``selectors.EVENT_READ`` or ``EVENT_WRITE``; 0 when all is done.
+            The event to wait for before the next call, ``selectors.EVENT_READ`` or ``EVENT_WRITE``; 0 when the handshake is done.
 
         Raises
         ------
         AuthenticationError
-            The other end has no certificate that this one trusts, or the other way round, or it is not who proved the secret.
+            The other end has no certificate that this one trusts, or the other way round, or it is not the end that proved the secret.
         OSError
             The connection broke.
         """
@@ -338,7 +334,9 @@ class TlsHandshake:
         except ssl.SSLWantWriteError:
             return selectors.EVENT_WRITE
         except (ssl.SSLEOFError, ssl.SSLSyscallError):
-            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection during the handshake of TLS") from None
+            raise ConnectionResetError(
+                errno.ECONNRESET, "the other end closed the connection during the TLS handshake"
+            ) from None
         except ssl.SSLError as error:
             self._empty()
             raise AuthenticationError(_why(error, self._host)) from None
@@ -360,11 +358,11 @@ class TlsHandshake:
         while len(self._came) < _PROOF_BYTES:
             piece = ssl.SSLSocket.recv(self.sock, _PROOF_BYTES - len(self._came))
             if not piece:
-                raise ConnectionResetError(errno.ECONNRESET, "it closed the connection during the handshake of TLS")
+                raise ConnectionResetError(errno.ECONNRESET, "the other end closed the connection during the TLS handshake")
             self._came += piece
         if not hmac.compare_digest(self._came, client if self._is_server else server):
             raise AuthenticationError(
-                "the other end of TLS is not who proved the secret: somebody on the path has a certificate of the same authority"
+                "the other end of TLS did not prove the secret: an attacker on the path has a certificate of the same authority"
             )
         return 0
 
@@ -373,12 +371,12 @@ class TlsHandshake:
         if self._names is not None and self.sock.certificate != self._names:
             names, wanted = (each or "no host" for each in (self.sock.certificate, self._names))
             raise AuthenticationError(
-                f"the certificate of the other end names {names}, and that of the rank that was dialled {wanted} (security.tls_names): another process "
+                f"the certificate of the other end names {names}, but the certificate of the dialled rank names {wanted} (security.tls_names): another process "
                 "answers in its place"
             )
 
     def _empty(self) -> None:
-        """Take what has come, or closing would reset the connection, and the other end would not read why."""
+        """Take the bytes that have come, or closing would reset the connection, and the other end would not read the reason."""
         with contextlib.suppress(OSError):
             while socket.socket.recv(self.sock, 1 << 16):
                 pass
@@ -388,10 +386,10 @@ def _over(context: ssl.SSLContext, sock: ProvenSocket, is_server: bool, host: st
     """Take over a connection, which counts as closed from now on; the handshake is to come."""
     try:
         if host is not None:
-            host.encode("idna")  # raises of a name that is none, of which ssl would make a socket that nobody closes
+            host.encode("idna")  # raises if the name is invalid; ssl would make a socket of it that is never closed
         wrapped = context.wrap_socket(sock, is_server, do_handshake_on_connect=False, server_hostname=host)
     except ValueError as error:
-        raise AuthenticationError(f"no certificate can name the host that was dialled, {host!r}: {error}") from None
+        raise AuthenticationError(f"no certificate can name the dialled host, {host!r}: {error}") from None
     assert isinstance(wrapped, TlsSocket)
     wrapped.seals = sock.seals
     wrapped.certificate = ""
@@ -401,15 +399,15 @@ def _over(context: ssl.SSLContext, sock: ProvenSocket, is_server: bool, host: st
 
 
 def _why(error: ssl.SSLError, host: str | None) -> str:
-    """Say what is wrong with whose certificate."""
+    """Return words for the fault of a certificate, and whose it is."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NAMES_ANOTHER_HOST:
             return (
-                f"the certificate of the other end does not name {host!r}, the host that was dialled. Make certificates that name each host as the ranks "
+                f"the certificate of the other end does not name {host!r}, the dialled host. Make certificates that name each host as the ranks "
                 f'dial it (`manyhands certs DIR HOST=NAME,NAME`), or set security.tls_names = "any" on all ranks'
             )
         return f"the certificate of the other end is not trusted here: {error.verify_message}"
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "alert" in reason and ("certificate" in reason or "unknown ca" in reason):
-        return f"the other end does not trust the certificate of this one: {reason}"
-    return f"the handshake of TLS failed ({reason}): the connection was tampered with, or the network has a fault"
+        return f"the other end does not trust this rank's certificate: {reason}"
+    return f"the TLS handshake failed ({reason}): the connection was tampered with, or the network has a fault"

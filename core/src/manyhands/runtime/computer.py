@@ -48,7 +48,7 @@ class _Computer(Runtime):
         begin_to_help(worker)
         if is_new:
             try:
-                # The name tells the rules about waiting that this thread makes no calls of its own.
+                # The rules about waiting see by the name that this thread makes no calls of its own.
                 Thread(target=worker.run, name="manyhands-work", daemon=True).start()
             except RuntimeError:
                 end_of_help(worker)
@@ -83,9 +83,9 @@ COMPUTER: Runtime = _Computer()
 
 
 def namespaces(*kinds: str) -> str:
-    """Return what two processes share that have the same namespaces of these kinds, such as "time" or "pid", on one host since it was started: 16 digits.
+    """Return 16 digits that two processes share if they have the same namespaces of these kinds, such as "time" or "pid", on one host since its start.
 
-    It is empty where the system does not say.
+    It is empty if the system does not say.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -98,7 +98,7 @@ def namespaces(*kinds: str) -> str:
 
 
 def neighbourhood() -> str:
-    """Return what two processes share that can look each other up (`has_ended`), with no network between them; empty where they cannot."""
+    """Return a text that two processes share if each can look the other up (`has_ended`) without a network; empty if none can."""
     try:
         # Else /proc is of other namespaces, and shows processes of other numbers.
         is_mine = str(Path("/proc/self").readlink()) == str(os.getpid())
@@ -108,18 +108,18 @@ def neighbourhood() -> str:
 
 
 _EXITING = 4
-"""The flag of a process that is about to end (PF_EXITING of Linux): with much memory to give back it does so for a while after its connections have ended."""
+"""The flag of a process that is about to end (PF_EXITING of Linux): a process with much memory has it for a while after its connections have ended."""
 
 
 def has_ended(pid: int) -> bool:
-    """Tell whether a process of this `neighbourhood` has ended, or is about to. Where that cannot be looked up, it runs."""
+    """Return whether a process of this `neighbourhood` has ended, or is about to. If that cannot be looked up, it counts as running."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         words = stat.rpartition(b")")[2].split()
         return words[0] in (b"Z", b"X") or bool(int(words[6]) & _EXITING)
     except (FileNotFoundError, ProcessLookupError):
         pass
-    except (OSError, ValueError, IndexError):  # as where there are no descriptors left
+    except (OSError, ValueError, IndexError):  # for example, no descriptors are left
         return False
     try:
         os.kill(pid, 0)  # /proc need not show all processes
@@ -150,7 +150,7 @@ class _Worker:
             if not self.given.acquire(timeout=_IDLE_S):
                 try:
                     _idle.remove(self)
-                except ValueError:  # somebody has just taken it: its action is on the way
+                except ValueError:  # another thread has just taken it: its action is on the way
                     continue
                 return
             action, self.action = self.action, None
@@ -164,7 +164,7 @@ class _Worker:
 
 
 _idle: list[_Worker] = []
-"""Those that wait for an action. Whoever takes one out has it: one step of the interpreter each, so that no lock is needed."""
+"""The waits for an action. The thread that takes one out owns it: this is one step of the interpreter, so that no lock is needed."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # the child does not have its parent's threads

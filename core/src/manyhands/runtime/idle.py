@@ -1,7 +1,7 @@
 """Which threads of this process could still come to the rescue of a rank that waits.
 
-What is known here must never be better than the truth: a thread counts as blocked no longer than until somebody wakes it, not
-until it runs again, which the interpreter may leave for later.
+This must never claim more than the truth: a thread counts as blocked only until another one wakes it, not
+until it runs again, which the interpreter may postpone.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ def begin_to_help(helper: Helper) -> None:
 
 
 def end_of_help(helper: Helper) -> None:
-    """Take note that a background thread has nothing to do any more."""
+    """Take note that a background thread has no work any more."""
     _helpers.discard(helper)
 
 
 def blocked(ident: int) -> None:
-    """Take note that a thread waits for a call to end, and does nothing else."""
+    """Take note that a thread only waits for a call to end."""
     global _move  # noqa: PLW0603 - as above
     _move = object()
     _blocked.add(ident)
 
 
 def released(ident: int) -> None:
-    """Take note that a thread goes on."""
+    """Take note that a thread continues."""
     _blocked.discard(ident)
 
 
@@ -88,7 +88,7 @@ _SLICE_S = 0.5
 class Sleeper:
     """The calling thread, which is about to wait until it is woken.
 
-    To be made under the lock that whoever wakes it holds as well, so that no wake-up is missed.
+    To be called under the lock that the waking thread holds as well, so that no wake-up is missed.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Sleeper:
             blocked(self._ident)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait to be woken, for at most ``timeout_s`` seconds; tell whether it was. Not twice."""
+        """Wait for the wake-up, for at most ``timeout_s`` seconds; return whether it came. Not twice."""
         left_s = math.inf if timeout_s is None else max(timeout_s, 0.0)
         try:
             while left_s > _SLICE_S:
@@ -122,17 +122,17 @@ class Sleeper:
     def wake(self) -> None:
         """Wake the thread; twice is fine."""
         released(self._ident)
-        try:  # noqa: SIM105 - what it says costs three calls, while the thread waits
+        try:  # noqa: SIM105 - suppress() costs three calls, while the thread waits
             self._asleep.release()
         except RuntimeError:  # it has been woken before
             pass
 
 
 def nobody_else(home: threading.Thread, since: object | None = None) -> bool:
-    """Tell whether no thread but the calling one could make a call for the rank of the thread ``home``.
+    """Return whether no thread but the calling one could make a call for the rank of the thread ``home``.
 
     Every other thread waits for a call to end, or is manyhands' own and has nothing to do, or is that of another rank. ``since`` is
-    what `last_move` returned before the caller looked at other things that must have been so at the same time.
+    the result of `last_move` before the caller looked at other things that must have been so at the same time.
     """
     before = _move if since is None else since
     me = threading.get_ident()
@@ -149,17 +149,17 @@ def nobody_else(home: threading.Thread, since: object | None = None) -> bool:
 
 
 def _strangers(known: list[threading.Thread]) -> bool:
-    """Tell whether there are threads that `threading` did not start, and of which nothing is known."""
+    """Return whether there are threads that `threading` did not start, and of which nothing is known."""
     return not current_frames().keys() <= {thread.ident for thread in known}
 
 
 def current_frames() -> dict[int, FrameType]:
     """Return the innermost frame of each thread of the process, by the identifier of the thread.
 
-    All look at other threads through this. `sys._current_frames` holds a lock of the interpreter, which every thread needs that begins or
-    ends. Before Python 3.12 its own allocations can start the garbage collector, whose callbacks and finalizers let such a thread run; it then
-    waits for that lock and keeps the interpreter, and all stands still (python/cpython#106883, mended in 3.11.9). So the collector is off
-    meanwhile; and from its being off to its being on again no line of Python runs, so that neither another thread nor a signal can come between.
+    All code looks at other threads through this. `sys._current_frames` holds a lock of the interpreter that every thread needs when it begins or
+    ends. Before Python 3.12 its own allocations can start the garbage collector, whose callbacks and finalizers let such a thread run. That thread then
+    waits for the lock and keeps the interpreter, so that everything hangs (python/cpython#106883, mended in 3.11.9). So the collector is off
+    meanwhile. While it is off, no line of Python runs, so that neither another thread nor a signal can intervene.
     """
     if gc.isenabled():
         found: list[Any] = list(map(operator.call, (gc.disable, sys._current_frames, gc.enable)))  # noqa: TID251 - the one place

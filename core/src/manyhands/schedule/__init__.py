@@ -1,1 +1,1 @@
-"""Collectives as data: what a schedule is, what each collective promises, and the proof that a schedule keeps it."""
+"""Collectives as data: schedules, the promise of each collective, and the proof that a schedule keeps it."""

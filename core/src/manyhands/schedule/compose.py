@@ -11,7 +11,7 @@ __all__ = ["in_parallel"]
 
 
 def in_parallel(first: Schedule, second: Schedule) -> Schedule:
-    """Run a barrier beside another schedule, as one schedule of the first one's collective.
+    """Run a barrier together with another schedule, as one schedule of the first one's collective.
 
     The steps of ``second`` follow in the list, and depend on none of ``first``. So a barrier costs a rooted collective next to
     nothing, and then no rank returns from it before every rank has entered the call.
@@ -38,13 +38,13 @@ def in_parallel(first: Schedule, second: Schedule) -> Schedule:
     """
     if (first.rank, first.size) != (second.rank, second.size):
         raise MalformedScheduleError(
-            f"the schedules of rank {first.rank} of {first.size} and of rank {second.rank} of {second.size} cannot run as one",
+            f"the schedules of rank {first.rank} of {first.size} and of rank {second.rank} of {second.size} cannot run as one: give schedules of one rank in one world",
             rank=first.rank,
         )
     if second.input_chunks or second.output_chunks or second.scratch:
         raise MalformedScheduleError(
-            f"{second.collective.value} has input, output or scratch chunks, and only a schedule that touches no memory, "
-            "a barrier, can run beside another one",
+            f"{second.collective.value} has input, output or scratch chunks, but only a schedule that touches no memory, "
+            "a barrier, can run together with another one",
             rank=first.rank,
         )
     shift = len(first.steps)

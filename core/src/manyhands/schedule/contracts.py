@@ -1,7 +1,7 @@
-"""What each collective promises, symbolically: what is where at the start, and what must be where at the end.
+"""The promise of each collective, symbolically: the pieces that are there at the start, and those that must be there at the end.
 
 A *piece* names a part of the data alike on every rank, as a tuple; chunks that hold the same piece have the same size.
-Where a schedule asks for even blocks, pieces with the same last number have the same size as well.
+If a schedule needs even blocks, pieces with the same last number have the same size as well.
 
 ======================  =========================  ==========================================================
 layout                  pieces                     used for
@@ -45,7 +45,7 @@ class Layout(enum.Enum):
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """One row of `PROMISES`: what a collective takes and gives, for any world.
+    """One row of `PROMISES`: the input and the output of a collective, for any world.
 
     Attributes
     ----------
@@ -54,9 +54,9 @@ class Promise(msgspec.Struct, frozen=True):
     input_on_root, output_on_root
         Whether only the root holds that buffer.
     reduces
-        Whether an output chunk combines the input of every rank, or of the first ones; otherwise it is a copy of one rank's.
+        Whether an output chunk combines the input of every rank, or of the first ones; otherwise it is a copy of one rank's input.
     behind
-        Where rank r gets the input of ranks 0 to r - ``behind`` alone, in their order: 0 with its own, 1 without. A rank that
+        If set, rank r gets only the input of ranks 0 to r - ``behind``, in their order: 0 with its own, 1 without. A rank that
         would get nothing holds no output.
     """
 
@@ -81,7 +81,7 @@ PROMISES: dict[Collective, Promise] = {
     Collective.EXSCAN: Promise(Layout.VECTOR, Layout.VECTOR, reduces=True, behind=1),
     Collective.BARRIER: Promise(Layout.NOTHING, Layout.NOTHING),
 }
-"""What each collective promises."""
+"""The promise of each collective."""
 
 
 class Contract(msgspec.Struct, frozen=True):
@@ -90,11 +90,11 @@ class Contract(msgspec.Struct, frozen=True):
     Attributes
     ----------
     collective, size, root
-        The collective, the number of ranks and the root, 0 where there is none.
+        The collective, the number of ranks and the root, 0 if there is none.
     segments
         The number of chunks of a vector or of each block; 0 for a barrier.
     even
-        Whether the blocks of all ranks are of one size.
+        Whether the blocks of all ranks have one size.
     """
 
     collective: Collective
@@ -123,7 +123,7 @@ class Contract(msgspec.Struct, frozen=True):
         if segments < lowest or given != (contract.input_chunks, contract.output_chunks):
             raise MalformedScheduleError(
                 f"{schedule.collective.value} of {schedule.size} ranks: rank {schedule.rank} declares {given[0]} input chunks "
-                f"and {given[1]} output chunks, and expected are {_chunks(promise.input)} and {_chunks(promise.output)}",
+                f"and {given[1]} output chunks; expected {_chunks(promise.input)} and {_chunks(promise.output)}",
                 rank=schedule.rank,
             )
         return contract
@@ -152,15 +152,15 @@ class Contract(msgspec.Struct, frozen=True):
         return self._pieces(self.promise.output, rank)
 
     def extent(self, piece: Piece) -> Piece:
-        """Return what stands for the size of a piece: two pieces are of one size where it is the same."""
+        """Return a value for the size of a piece: two pieces have one size if it is the same."""
         return piece[-1:] if self.even else piece
 
     def holds_input(self, rank: int) -> bool:
-        """Tell whether a rank holds ``INPUT``."""
+        """Return whether a rank holds ``INPUT``."""
         return self.promise.input is not Layout.NOTHING and (not self.promise.input_on_root or rank == self.root)
 
     def holds_output(self, rank: int) -> bool:
-        """Tell whether a rank holds ``OUTPUT``."""
+        """Return whether a rank holds ``OUTPUT``."""
         promise = self.promise
         return promise.output is not Layout.NOTHING and (
             rank == self.root if promise.output_on_root else promise.behind is None or rank >= promise.behind

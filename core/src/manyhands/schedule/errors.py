@@ -1,14 +1,14 @@
-"""What can be wrong with a schedule: one class for each promise that it can break.
+"""The faults of a schedule: one class for each promise that it can break.
 
 ::
 
     ScheduleError (ManyHandsError)
-    ├─ MalformedScheduleError    it names what is not there, or writes what it may not
+        ├─ MalformedScheduleError    a step names memory that is not there, or writes memory that it must not
     ├─ UnmatchedMessageError     a send without its receive, or of another size
-    ├─ ScheduleDeadlockError     ranks that wait for each other for ever
+    ├─ ScheduleDeadlockError     ranks that wait for each other forever
     ├─ OverlapError              two steps that may run at once touch the same memory, and one writes it
-    ├─ UndefinedReadError        a step reads memory that nobody has filled
-    ├─ WrongResultError          the output is not what the collective promises
+        ├─ UndefinedReadError        a step reads memory that has not been written
+        ├─ WrongResultError          the output does not hold what the collective promises
     └─ OrderError                the right operands in the wrong order, or in another order on another rank
 """
 
@@ -38,7 +38,7 @@ class ScheduleError(ManyHandsError):
     rank
         The rank whose schedule is wrong.
     step
-        The index of the step where it shows, when there is one.
+        The index of the step with the fault, if there is one.
     """
 
     def __init__(self, message: str, *, rank: int | None = None, step: int | None = None) -> None:
@@ -55,7 +55,7 @@ class UnmatchedMessageError(ScheduleError):
 
 
 class ScheduleDeadlockError(ScheduleError):
-    """Ranks wait for each other for ever when a send waits for its receive."""
+    """Ranks wait for each other forever when a send waits for its receive."""
 
 
 class OverlapError(ScheduleError):

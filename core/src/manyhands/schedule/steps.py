@@ -1,7 +1,7 @@
 """Schedules: the steps of one collective for one rank, as plain frozen data.
 
-A schedule knows no arrays and no sockets. It names memory by *references*: a buffer (what the caller gave, what the
-caller gets, scratch) and a range of chunks in it. How many bytes a chunk has is decided when a schedule is bound to
+A schedule knows no arrays and no sockets. It names memory by *references*: a buffer (the caller's input, the
+caller's output, scratch) and a range of chunks in it. The bytes of a chunk are fixed when a schedule is bound to
 arrays, so that one schedule serves every size.
 
 The rules that give a schedule its meaning:
@@ -12,7 +12,7 @@ The rules that give a schedule its meaning:
 3. ``INPUT`` is never written. It may be the same memory as ``OUTPUT`` (an in-place call); a schedule must be right both
    when it is and when it is not. Scratch starts undefined.
 4. A send may finish only when its receive has started (rendezvous). A schedule that needs a message to be buffered is
-   wrong, even where a transport would buffer it.
+wrong, even if a transport would buffer it.
 
 Precedents: the rounds of libNBC (Hoefler, Lumsdaine and Rehm, 2007) and the chunk programs of MSCCL (Cowan et al.,
 2023).
@@ -119,7 +119,7 @@ class Recv(msgspec.Struct, frozen=True):
     peer
         The other rank.
     target
-        Where they go; None receives an empty message.
+        The chunks to write; None receives an empty message.
     after
         As for `Send`.
     """
@@ -138,11 +138,11 @@ class RecvReduce(msgspec.Struct, frozen=True):
     peer
         The other rank.
     target
-        Where the result goes; may be ``operand``.
+        The chunks for the result; may be ``operand``.
     operand
-        What this rank brings.
+        This rank's operand.
     incoming_first
-        Whether the operands change places: ``target = incoming op operand``.
+        Whether the operands are exchanged: ``target = incoming op operand``.
     after
         As for `Send`.
     """
@@ -161,7 +161,7 @@ class Reduce(msgspec.Struct, frozen=True):
     Attributes
     ----------
     target
-        Where the result goes; may be either of the operands.
+        The chunks for the result; may be either of the operands.
     left, right
         The operands.
     after
@@ -176,12 +176,12 @@ class Reduce(msgspec.Struct, frozen=True):
 
 @as_dataclass
 class Copy(msgspec.Struct, frozen=True):
-    """Copy chunks; nothing to do where both are the same memory.
+    """Copy chunks; nothing to do if both are the same memory.
 
     Attributes
     ----------
     target, source
-        Where to, and where from.
+        The chunks to write, and the chunks to read.
     after
         As for `Send`.
     """
@@ -201,11 +201,11 @@ class Schedule(msgspec.Struct, frozen=True):
     Attributes
     ----------
     collective, algorithm
-        What it does, and how.
+        The collective, and the name of the algorithm.
     rank, size, root
-        Whose schedule it is. ``root`` is 0 for collectives that have none.
+        The rank of the schedule, its world and its root. ``root`` is 0 for collectives that have none.
     input_chunks, output_chunks
-        Into how many chunks the caller's two buffers are divided. All ranks know the division of a buffer, even those that do
+        The numbers of chunks of the caller's two buffers. All ranks know the division of a buffer, even those that do
         not hold it (the output of a gather exists on the root alone, but every rank knows its chunks).
     scratch
         The scratch chunks. Each reference names ``count`` chunks of ``INPUT`` or ``OUTPUT``, and adds ``count`` scratch chunks
@@ -214,7 +214,7 @@ class Schedule(msgspec.Struct, frozen=True):
         The steps; ``after`` refers to them by index, and only to earlier ones.
     even
         Whether the schedule is right only if the blocks of all ranks have one size. Then the memory of any block may hold any
-        other block on its way, and ranks can pass on blocks that are not theirs. Only all_to_all needs that: in the other
+        other block on its way, and ranks can pass on blocks of other ranks. Only all_to_all needs that: in the other
         collectives every rank knows the size of every block.
     """
 
@@ -255,14 +255,14 @@ def target_of(step: Step) -> Ref | None:
     return None if isinstance(step, Send) else step.target
 
 
-# The order in which a rank carries out its steps, and which sends must have ended before each.
+# The order in which a rank carries out its steps, and the sends that must have ended before each.
 #
-# By the rules above a step starts when those that it names have finished. The engine keeps no books of that. It has one
-# order, made beforehand: that of the list, but each send starts as early as what it comes after has run. A send is never waited for where it
-# starts: it goes on meanwhile, after those before it to the same peer. So a step that is no send waits until the sends have ended that it comes
-# after, directly or through other sends. Those of empty messages are not waited for: they use no memory.
+# By the rules above, a step starts when those that it names have finished. The engine does not track that. It has one
+# order, made beforehand: that of the list, but each send starts as soon as the steps before it have run. The engine never waits for a
+# send at its start: the send continues, after earlier sends to the same peer. So a step that is not a send waits until the sends on which it
+# depends have ended, directly or through other sends. Sends of empty messages are not waited for: they use no memory.
 #
-# That no rank waits for ever in this way is proved for every algorithm: `manyhands.schedule.proof.in_order`.
+# `manyhands.schedule.proof.in_order` proves for every algorithm that no rank waits forever in this way.
 
 
 class Layout(NamedTuple):
@@ -271,11 +271,11 @@ class Layout(NamedTuple):
     Attributes
     ----------
     order
-        As `run_order` returns it.
+        The result of `run_order`.
     sends
-        As `sends_before` returns it.
+        The result of `sends_before`.
     reads, targets
-        For each step what it reads, and what it writes, None for nothing.
+        The memory that each step reads, and writes; None for nothing.
     """
 
     order: list[int]
@@ -285,7 +285,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(schedule: Schedule) -> Layout:
-    """Return the order of a schedule's steps, with what each waits for, reads and writes."""
+    """Return the order of a schedule's steps, with the sends that each waits for, and the memory that it reads and writes."""
     steps = schedule.steps
     order, sends = run_order(schedule), sends_before(schedule)
     return Layout(order, sends, list(map(reads_of, steps)), list(map(target_of, steps)))

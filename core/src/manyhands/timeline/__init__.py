@@ -1,1 +1,1 @@
-"""What happened when, as events, and as a file that Perfetto shows."""
+"""The events of a run, and a file of them that Perfetto shows."""

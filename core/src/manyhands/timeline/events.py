@@ -1,4 +1,4 @@
-"""What a timeline is made of: calls, messages and marks, and how they are put in words. It is that of a simulated run or of a real one."""
+"""The parts of a timeline: calls, messages and marks, and their words. It is that of a simulated run or of a real one."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ OPERATIONS: frozenset[str] = COLLECTIVES | frozenset(
 
 @dataclass(slots=True)
 class CallEvent:
-    """One call on one rank; what is not known when it begins is filled in later.
+    """One call on one rank; facts that are not known when it begins are filled in later.
 
     Attributes
     ----------
     rank
-        Who called.
+        The calling rank.
     operation
         The name, such as ``"all_reduce"``, ``"send"`` or ``"compute"``.
     what
         The call in words, such as ``"all_reduce(float32[4], sum)"``.
     sequence
-        Its number in its group; -1 where it has none.
+        Its number in its group; -1 if it has none.
     group
         The number of the group; 0 is the world.
     start_s
@@ -49,13 +49,13 @@ class CallEvent:
     nbytes
         The size of the rank's array.
     algorithm
-        What carried it out.
+        The algorithm, or the backend's own call.
     place
-        Where the program called, such as ``"train.py:31"``; empty where that is not known.
+        The line of the program that called, such as ``"train.py:31"``; empty if that is not known.
     background
         0 for the rank's own thread, k for its k-th background thread.
     error
-        The name of the exception that ended it; empty where it succeeded.
+        The name of the exception that ended it; empty if it succeeded.
     """
 
     rank: int
@@ -85,17 +85,17 @@ class CallEvent:
         return self.name if arguments in {"", ")"} else f"{self.name} {bracket}{arguments}"
 
     def is_named(self, operation: str) -> bool:
-        """Tell whether this is such a call.
+        """Return whether this is such a call.
 
         Parameters
         ----------
         operation
-            A name; ``"exchange"`` stands for every ``"exchange ..."``.
+            A name; ``"exchange"`` means every ``"exchange ..."``.
         """
         return begins_with(self.operation, operation)
 
     def is_collective(self) -> bool:
-        """Tell whether all ranks of the group make this call together."""
+        """Return whether all ranks of the group make this call together."""
         return self.operation.removesuffix("_object") in COLLECTIVES
 
 
@@ -105,9 +105,9 @@ class MessageEvent(NamedTuple):
     Attributes
     ----------
     source, dest
-        Who sent it, and to whom.
+        The sender and the receiver.
     nbytes
-        The size of what it carried, without its header.
+        The size of its payload, without its header.
     sent_s
         When it left.
     arrived_s
@@ -135,11 +135,11 @@ class MarkEvent:
     time_s
         When it was.
     label
-        What the program or the fault is called.
+        The program's label, or the name of the fault.
     kind
         ``"mark"`` for those of the program; ``"fault"``, ``"killed"``, ``"paused"``, ``"resumed"`` or ``"ended"``.
     calls_before
-        How many calls of this rank had begun. In virtual time much happens at one moment, and this tells what came first.
+        The number of calls that this rank had begun. In virtual time many events happen at one moment, and this number gives their order.
     """
 
     rank: int
@@ -149,13 +149,13 @@ class MarkEvent:
     calls_before: int = 0
 
     def describe(self) -> str:
-        """Return what is marked: the label of the program, or the kind and more about it, such as ``"killed: power lost"``."""
+        """Return the text of a mark: the label of the program, or the kind and more about it, such as ``"killed: power lost"``."""
         if self.kind == "mark":
             return self.label
         return self.kind if self.label in {"", self.kind} else f"{self.kind}: {self.label}"
 
     def is_step(self, label: str) -> bool:
-        """Tell whether the program marked the beginning of a step.
+        """Return whether the program marked the beginning of a step.
 
         Parameters
         ----------
@@ -166,14 +166,14 @@ class MarkEvent:
 
 
 class Recording:
-    """What happened in one run, as it is noted.
+    """The events of one run, as they are noted.
 
     Parameters
     ----------
     world_size
         The number of ranks.
     seed
-        What a simulated run was made from; 0 for a real one.
+        The seed of a simulated run; 0 for a real one.
     keep_messages
         Whether `messages` holds every message. Otherwise messages are only counted, which takes no memory.
 
@@ -182,7 +182,7 @@ class Recording:
     world_size, seed, keep_messages
         As above.
     calls, messages, marks
-        What happened, in the order in which it was noted.
+        The events, in the order in which they were noted.
     duration_s
         When the last rank was done.
     """
@@ -214,7 +214,7 @@ class Recording:
         place: str = "",
         background: int = 0,
     ) -> CallEvent:
-        """Note that a call begins; who called fills in ``end_s`` when it ends, and ``error`` if it failed.
+        """Note that a call begins; the caller fills in ``end_s`` when it ends, and ``error`` if it failed.
 
         Parameters
         ----------
@@ -284,7 +284,7 @@ class Recording:
 
 
 def begins_with(text: str, word: str) -> bool:
-    """Tell whether a text is a word, or the word, a blank and more."""
+    """Return whether a text is a word, or the word, a blank and more."""
     return text == word or text.startswith(f"{word} ")
 
 
@@ -296,6 +296,6 @@ def many(number: int, noun: str) -> str:
     number
         How many there are.
     noun
-        Of what, in the singular.
+        The noun, in the singular.
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

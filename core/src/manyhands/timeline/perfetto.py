@@ -29,9 +29,9 @@ def to_perfetto(trace: Recording, title: str) -> str:
     Parameters
     ----------
     trace
-        What happened.
+        The trace.
     title
-        What it is called behind the number of ranks, such as ``"seed 7"``.
+        Its title after the number of ranks, such as ``"seed 7"``.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def to_perfetto(trace: Recording, title: str) -> str:
     """
     tracks = _Tracks(trace)
     arrivals, departures = _arrows(trace, tracks)
-    # At one and the same time viewers go by the order in the file, and tie an arrow to what has begun last on a track: an arrow's
+    # At the same time viewers use the order in the file, and tie an arrow to the slice that has begun last on a track: an arrow's
     # end belongs to the call that ends then, and its beginning to the call that begins then.
     lines = [*tracks.names(trace, title), *arrivals, *_slices(trace, tracks), *departures]
     return '{"traceEvents":[\n' + ",\n".join(lines) + '\n],"displayTimeUnit":"ns"}\n'
@@ -53,7 +53,7 @@ class _Tracks:
         used = {(rank, 0) for rank in range(trace.world_size)} | {(call.rank, call.background) for call in trace.calls}
         self.ids: dict[tuple[int, int], int] = {track: number for number, track in enumerate(sorted(used), 1)}
         self._own = [self.ids[rank, 0] for rank in range(trace.world_size)]
-        # Where a rank uses several threads: the calls on each that may send.
+        # If a rank uses several threads: the calls on each that may send.
         self._talks: list[list[_Talk]] = [[] for _ in range(trace.world_size)]
         several = {rank for rank, background in used if background}
         if several:
@@ -74,7 +74,7 @@ class _Tracks:
             yield _dumps({"name": "thread_sort_index", "ph": "M", "pid": _PID, "tid": tid, "args": {"sort_index": tid}})
 
     def of_message(self, rank: int, time_ns: int, group: int) -> int:
-        """Return the track on which a message of a group begins or ends: that of a call which may have sent it, or else the own."""
+        """Return the track on which a message of a group begins or ends: that of a call that may have sent it, or else its own."""
         for talk in self._talks[rank]:
             if talk.runs(time_ns, group):
                 return talk.tid
@@ -157,7 +157,7 @@ def _instant(mark: MarkEvent, time: int, tid: int) -> str:
 
 
 def _arrows(trace: Recording, tracks: _Tracks) -> tuple[list[str], list[str]]:
-    """Return what stands before the calls in the file, and what stands after them."""
+    """Return the texts before and after the calls in the file."""
     arrivals: list[str] = []
     departures: list[str] = []
     for number, (source, dest, nbytes, sent_s, arrived_s, group) in enumerate(trace.messages):

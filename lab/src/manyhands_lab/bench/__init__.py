@@ -1,1 +1,1 @@
-"""What ``manyhands bench`` measures: backends side by side, in the same processes, with every result checked."""
+"""The measurements of ``manyhands bench``: backends side by side, in the same processes, with every result checked."""

@@ -1,7 +1,7 @@
-"""The calls that are measured: what each rank gives, what it must get, and whether it did.
+"""The measured calls: each rank's input, its expected result, and the check of the result.
 
-Values are small whole numbers, so that every reduction is exact in every dtype, whatever the order; they repeat with a prime period,
-begin elsewhere on each rank, and differ enough that a block in the wrong place is seen.
+Values are small whole numbers, so that every reduction is exact in every dtype and every order. They repeat with a prime period,
+begin at another one on each rank, and differ enough that a block in the wrong place is seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Arrays", "Case", "Maker", "parse_dtype"]
 Array = npt.NDArray[Any]
 Period = npt.NDArray[np.int64]
 Maker = Callable[[int, np.dtype[Any]], Array]
-"""What makes an array: ``make(length, dtype)``."""
+"""Makes an array: ``make(length, dtype)``."""
 
 _PERIOD: Final[int] = 1021
 _BLOCK: Final[int] = _PERIOD * 256
@@ -65,7 +65,7 @@ def parse_dtype(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What one rank's call reads and writes; one array where a call works in place."""
+    """The input and output of one rank's call; one array if a call works in place."""
 
     given: Array | None
     result: Array | None
@@ -80,7 +80,7 @@ class Case:
     benchmark
         A name of `BENCHMARKS`.
     rank, world_size
-        Who makes the call.
+        The rank that makes the call.
     nbytes
         Its size, as by `round_size`.
     dtype, op
@@ -104,7 +104,7 @@ class Case:
         return self.elements // self.world_size
 
     def _lengths(self) -> tuple[int | None, int | None]:
-        """Return how many elements this rank gives and gets; None where it gives or gets none."""
+        """Return the number of elements of this rank's input and output; None if it has none."""
         whole, block, root = self.elements, self._block, self.rank == 0
         return {
             "all_reduce": (whole, whole),
@@ -122,7 +122,7 @@ class Case:
 
     @property
     def in_place(self) -> bool:
-        """Whether the result takes the place of what was given, as everybody does who broadcasts."""
+        """Whether the result replaces the input, as programs usually do it with broadcast."""
         return self.benchmark == "broadcast"
 
     def arrays(self, make: Maker) -> Arrays:
@@ -139,7 +139,7 @@ class Case:
         return arrays
 
     def call(self, group: Group, arrays: Arrays) -> Callable[[], object]:
-        """Return what makes the call once."""
+        """Return a function that makes the call once."""
         given: Any = arrays.given
         out = arrays.result
         match self.benchmark:
@@ -178,7 +178,7 @@ class Case:
             arrays.result.view(np.uint8).fill(_POISON)
 
     def fault(self, arrays: Arrays) -> str:
-        """Return in words how the result of the last call differs from what it must be; nothing where it does not."""
+        """Return how the result of the last call differs from the expected one; empty if it does not."""
         parts, result = self._expected(), arrays.result
         if result is None or not parts:
             return ""
@@ -192,12 +192,12 @@ class Case:
                 different = np.flatnonzero(_words(piece) != _words(right[: piece.size]))
                 if different.size and not said:
                     at = int(different[0])
-                    said = f"element {start + at} is {piece[at]}, and {right[at]} is right"
+                    said = f"element {start + at} is {piece[at]}; expected {right[at]}"
                 wrong += different.size
         return f"{said}; {wrong} of {result.size} elements are wrong" if said else ""
 
     def _expected(self) -> list[tuple[Period, int]]:
-        """Return of what the result consists: parts of one length, each with the values that it repeats and where among them it begins."""
+        """Return the parts of the result: parts of one length, each with the values that it repeats and its first one among them."""
         own = self.rank * self._block
         match self.benchmark:
             case "all_reduce" | "reduce":
@@ -229,7 +229,7 @@ class Case:
             greatest = 2 if rank < _DOUBLING_RANKS else 1
             numbers = _numbers(1, greatest)
         elif self.op == "mean":
-            # Multiples of the world size, so that the mean is whole; where none of them is exact, all the same number.
+            # Multiples of the world size, so that the mean is whole; if none of them is exact, all the same number.
             n = self.world_size
             numbers = n * _numbers(1, self._greatest(n * n)) if n * n <= _limit(self.dtype) else _numbers(1, 1)
         elif self.dtype.kind == "b":
@@ -242,7 +242,7 @@ class Case:
         return max(1, min(_GREATEST, _limit(self.dtype) // terms))
 
     def _combined(self, ranks: int | None = None) -> Period:
-        """Return what the first ``ranks`` ranks give together, by default all."""
+        """Return the total of the first ``ranks`` ranks, by default of all."""
         combine = _COMBINE[self.op]
         total = np.array(combine.reduce([self._values(rank) for rank in range(ranks or self.world_size)]), np.int64)
         return total // self.world_size if self.op == "mean" else total
@@ -267,7 +267,7 @@ def _words(array: Array) -> Array:
 
 
 def _limit(dtype: np.dtype[Any]) -> int:
-    """Return up to where a dtype holds every whole number."""
+    """Return the number up to which a dtype holds every whole number."""
     if dtype.kind == "b":
         return 1
     if dtype.kind in "iu":

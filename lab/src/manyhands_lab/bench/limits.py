@@ -1,4 +1,4 @@
-"""What a call cannot do without on this machine: how many messages one after the other, and how many bytes over which way.
+"""The least work of a call on this machine: the messages one after the other, and the bytes over each way.
 
 The least time of a call is their sum, as in Hockney's model (R. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2",
 Parallel Computing 20, 1994), with each speed measured in the same run. docs/performance.md has the table of `floor`.
@@ -31,7 +31,7 @@ _ALONE: Final[frozenset[str]] = frozenset({"tcp", "self"})
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What the busiest rank cannot do without, in a call of S bytes.
+    """The least work of the busiest rank, in a call of S bytes.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Floor:
 
 
 def link_of(target: Target, environ: Mapping[str, str]) -> str | None:
-    """Return over what a target's ranks reach each other on one host; None where that is not known."""
+    """Return the way by which a target's ranks reach each other on one host; None if that is not known."""
     if target.backend == "shm" and target.variant == SYMMETRIC:
         return DIRECT
     words = environ.get(_TRANSPORTS.get(target.backend, ""), "").split(",")
@@ -62,12 +62,12 @@ def link_of(target: Target, environ: Mapping[str, str]) -> str | None:
 
 
 def floor(benchmark: str, world_size: int, link: str) -> Floor:
-    """Return what a call cannot do without.
+    """Return the least work of a call.
 
     Parameters
     ----------
     benchmark
-        A name of `BENCHMARKS`; what S is for it, `round_size` says.
+        A name of `BENCHMARKS`; `round_size` gives the meaning of S for it.
     world_size
         How many ranks there are; of a single one, nothing moves.
     link
@@ -86,7 +86,7 @@ def floor(benchmark: str, world_size: int, link: str) -> Floor:
 
 
 def _wire(n: int) -> dict[str, dict[str, float]]:
-    """Return what crosses the wire, for each benchmark."""
+    """Return the bytes that cross the wire, for each benchmark."""
     b = (n - 1) / n
     return {
         "all_reduce": {"both_ways": 2 * b},
@@ -105,7 +105,7 @@ def _wire(n: int) -> dict[str, dict[str, float]]:
 
 
 def _slots(n: int) -> dict[str, dict[str, float]]:
-    """Return what is copied and added where all is copied into slots, and copied or added from there."""
+    """Return the copied and added bytes if all is copied into slots, and copied or added from there."""
     b = (n - 1) / n
     return {
         "all_reduce": {"copied": 3 * b, "added": b},
@@ -124,7 +124,7 @@ def _slots(n: int) -> dict[str, dict[str, float]]:
 
 
 def _direct(n: int) -> dict[str, dict[str, float]]:
-    """Return what is copied and added where each rank reads what it needs at the place where it lies."""
+    """Return the copied and added bytes if each rank reads its input in place."""
     b = (n - 1) / n
     lone = "copied_alone" if n == 2 else "copied"  # there is one reader among two ranks
     return {

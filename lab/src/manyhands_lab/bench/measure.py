@@ -54,15 +54,15 @@ Stamps = list[int]
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure what the plan says whose JSON is the only argument."""
+    """Measure according to the plan whose JSON is the only argument."""
     measure(Plan.load(argv[0]))
 
 
 def measure(plan: Plan, kind: type[Bench] | None = None) -> None:
-    """Measure all that the plan names, and write down what comes out; every rank of the job must call this.
+    """Measure all points of the plan, and write down the results; every rank of the job must call this.
 
-    A target that fails is left out from there on, as is said in a record; the others go on. A rank whose call is stuck beyond
-    all deadlines, in a library that has none, ends its process; what it was doing stands in the plan's state file.
+    A target that fails is left out from there on, as a record says; the others continue. A rank whose call hangs beyond
+    all deadlines, in a library that has none, ends its process; the plan's state file says what it was doing.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def measure(plan: Plan, kind: type[Bench] | None = None) -> None:
     settings, base = resolved.settings, resolved.given()
     base["rendezvous"] = {**base.get("rendezvous", {}), "timeout_s": settings.rendezvous_timeout_s}
     carrier = "tcp" if _is_available("tcp") else plan.targets[0].backend
-    # What the ranks agree on must not fail with what is measured; it waits for the slowest of that.
+    # The agreements of the ranks must not fail with the measurements; they wait for the slowest of those.
     patience_s = 4 * (plan.timeout_s + _GRACE_S)
     with init(carrier, config=base, timeout_s=patience_s) as control, Scribe(plan, control.rank) as scribe:
         bench = (kind or Bench)(plan, control, scribe)
@@ -100,7 +100,7 @@ def _is_available(backend: str) -> bool:
 
 
 class Scribe:
-    """What rank 0 writes down, for whoever started the ranks; the others write nothing."""
+    """The records of rank 0, for the process that started the ranks; the others write nothing."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self._plan = plan
@@ -128,7 +128,7 @@ class Scribe:
                 line = line[os.write(self._stream, line) :]
 
     def begins(self, backend: str) -> None:
-        """Write down which backend has its turn: whose fault it is if nothing more is heard. Wakes nobody."""
+        """Write down which backend has its turn: it is to blame if no record follows. Wakes no process."""
         if self._writes and not self.has_ended:
             os.pwrite(self._state, backend.encode().ljust(_STATE_BYTES), 0)
 
@@ -148,7 +148,7 @@ class _Run:
 
 
 class Bench:
-    """What one rank does for a plan; `run` measures all points, and `_point` one of them."""
+    """The work of one rank for a plan; `run` measures all points, and `_point` one of them."""
 
     def __init__(self, plan: Plan, control: Group, scribe: Scribe) -> None:
         self._plan = plan
@@ -162,7 +162,7 @@ class Bench:
         # Of threads there is one process, which others watch.
         self._watches = current_thread_rank() is None
 
-    # What all ranks do together
+    # The common work of all ranks
 
     def open(self, base: dict[str, Any], patience_s: float, executor: str) -> None:
         """Make one group for each backend, each of which has ``patience_s`` seconds to meet."""
@@ -182,7 +182,7 @@ class Bench:
         self._scribe.say(Opened(peer_versions(), {name: table for name, table in tables.items() if table}, executor))
 
     def close(self) -> None:
-        """Close what is still open."""
+        """Close the open resources."""
         for name in list(self._groups):
             self._close(name)
         if self._probes is not None:
@@ -225,7 +225,7 @@ class Bench:
             self._scribe.say(*self._row(run, point))
 
     def _begin(self, target: Target, point: Point, case: Case, shared: list[Arrays]) -> _Run | None:
-        """Make a target's arrays and its first call, and check that; None where it cannot."""
+        """Make a target's arrays and its first call, and check that; None if it fails."""
         made: list[_Run] = []
 
         def first() -> None:
@@ -247,7 +247,7 @@ class Bench:
         return made[0]
 
     def _estimate(self, runs: list[_Run], point: Point) -> None:
-        """Find out roughly how long a call takes: by two calls, and where it is short, then by more."""
+        """Find roughly how long a call takes: by two calls, and if it is short, then by more."""
         for count, shortest in ((2, 0.0), (20, _SHORT_S)):
             seconds = []
             for run in list(runs):
@@ -277,7 +277,7 @@ class Bench:
         return max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(share_s / max(one_round, 1e-9))))
 
     def _batch(self, run: _Run, case: Case, point: Point, turn: int, rounds: int) -> bool:
-        """Make one batch of calls; the last one's result is checked. Returns whether the target may go on."""
+        """Make one batch of calls; the last one's result is checked. Returns whether the target may continue."""
         is_last = turn == rounds - 1
         count = run.calls
         if self._plan.iterations is not None:
@@ -306,7 +306,7 @@ class Bench:
         where = (run.target.name, point.benchmark, self._plan.dtype, self._control.world_size, point.nbytes)
         return [Row(*where, **numbers)]
 
-    # What may fail
+    # The parts that may fail
 
     def _works(self, target: Target, point: Point, action: Callable[[], None], expected_s: float = 0.0) -> bool:
         """Do something with a target's group; return whether that went well on all ranks."""
@@ -328,7 +328,7 @@ class Bench:
         return not found
 
     def _attempt(self, backend: str, action: Callable[[], None], expected_s: float = 0.0) -> tuple[str, int]:
-        """Do something that may fail on any rank; return what went wrong on the first where it did, and how bad that is."""
+        """Do work that may fail on any rank; return the error of the first rank that failed, and its severity."""
         self._scribe.begins(backend)
         text, severity = "", _FINE
         self._watch(2 * self._plan.timeout_s + _GRACE_S + 10 * expected_s)
@@ -336,7 +336,7 @@ class Bench:
             action()
         except (UsageError, UnsupportedError, MemoryError) as error:
             text, severity = _words(error), _REFUSED
-        except Exception as error:  # noqa: BLE001 - whatever a plugin raises ends that plugin's part alone
+        except Exception as error:  # noqa: BLE001 - any exception of a plugin ends only that plugin's part
             text, severity = _words(error), _BROKEN
         severities = self._control.all_gather(np.array([severity], np.int8))
         self._scribe.begins("")
@@ -347,7 +347,7 @@ class Bench:
         return (self._first_text(text, severity) if worst else ""), worst
 
     def _first_text(self, text: str, severity: int) -> str:
-        """Return what the rank says that has most to complain about, the lowest of several; all ranks must ask together."""
+        """Return the worst report of all ranks, of several the lowest; all ranks must call this together."""
         own = np.array([severity], np.int8)
         severities = self._control.all_gather(own)
         if not severities.any():

@@ -1,4 +1,4 @@
-"""How much of an all_reduce goes on while its caller does something else.
+"""The part of an all_reduce that runs while its caller does other work.
 
 It is the program of each rank of ``manyhands bench overlap``: ``manyhands run -n 2 -m manyhands_lab.bench.overlap PLAN``. A plan's points are works,
 of the names in `WORKS`, and sizes; it says how many iterations.
@@ -33,7 +33,7 @@ Work = Callable[[int], None]
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure what the plan says whose JSON is the only argument."""
+    """Measure according to the plan whose JSON is the only argument."""
     measure_overlap(Plan.load(argv[0]))
 
 
@@ -71,7 +71,7 @@ class _Run:
         return time.perf_counter() - start
 
     def fresh(self) -> None:
-        """Put the operand where the result will be, for those who work in place; so all of them find the caches alike."""
+        """Put the operand at the place of the result, for targets that work in place; so all of them find the caches alike."""
         result, given = self.arrays.result, self.arrays.given
         assert result is not None
         assert given is not None
@@ -86,7 +86,7 @@ class _Overlapping(Bench):
         self._raw: dict[str, Any] = {}
 
     def close(self) -> None:
-        """Close what is still open."""
+        """Close the open resources."""
         for made in self._raw.values():
             if hasattr(made, "close"):
                 made.close()
@@ -124,7 +124,7 @@ class _Overlapping(Bench):
             self._scribe.say(found)
 
     def _prepare(self, target: Target, point: Point, case: Case, arrays: Arrays, work: Work) -> _Run | None:
-        """Make a first call, check it, and find out how much work takes as long; None where the target cannot."""
+        """Make a first call, check it, and find the amount of work that takes as long; None if the target fails."""
         made: list[_Run] = []
 
         def first() -> None:
@@ -152,7 +152,7 @@ class _Overlapping(Bench):
         return run
 
     def _turn(self, run: _Run, case: Case, point: Point) -> bool:
-        """Measure all three times once; return whether the target may go on."""
+        """Measure all three times once; return whether the target may continue."""
         for times, calls, units in ((run.comm_s, True, 0), (run.work_s, False, run.units), (run.both_s, True, run.units)):
             found = self._slowest(run, point, calls=calls, units=units)
             if found is None:
@@ -161,7 +161,7 @@ class _Overlapping(Bench):
         return self._is_right(run.target, point, case, run.arrays)
 
     def _slowest(self, run: _Run, point: Point, *, calls: bool = False, units: int = 0) -> float | None:
-        """Measure once, on all ranks at once; return the slowest rank's seconds, or None where the target failed."""
+        """Measure once, on all ranks at once; return the slowest rank's seconds, or None if the target failed."""
         own = [0.0]
         run.fresh()
         self._control.barrier()
@@ -176,7 +176,7 @@ class _Overlapping(Bench):
 
 
 def _work(name: str) -> Work:
-    """Return what does so many units of a kind of work; a unit takes some 100 microseconds."""
+    """Return a function that does so many units of a kind of work; a unit takes some 100 microseconds."""
     if name == WORKS[0]:
         left, right, product = np.full((3, _SIDE, _SIDE), 0.5, np.float32)
 

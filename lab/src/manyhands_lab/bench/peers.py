@@ -14,7 +14,7 @@ AT_THEIR_BEST: Final[dict[str, dict[str, Setting]]] = {
     "gloo": {"check": False},
     "mpi": {"check": False, "native": "blocking"},
 }
-"""For backends that are other people's libraries, what `[backends.NAME]` must say for these to be as fast as without manyhands."""
+"""For backends of foreign libraries, the settings of `[backends.NAME]` that make them as fast as without manyhands."""
 
 _VERSIONS: Final[dict[str, Callable[[Any], str]]] = {
     "torch": lambda torch: f"torch {torch.__version__}",
@@ -22,14 +22,14 @@ _VERSIONS: Final[dict[str, Callable[[Any], str]]] = {
     "mpi4py": lambda mpi4py: f"mpi4py {mpi4py.__version__}",
     "cupy": lambda cupy: f"cupy {cupy.__version__}",
 }
-"""For a module, how it tells which version it is."""
+"""For a module, the name of its version."""
 
 
 def best_settings(backend: str, configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table of a backend: its fastest settings, and upon them what the user's configuration says."""
+    """Return the table of a backend: its fastest settings, overridden by the user's configuration."""
     return {**AT_THEIR_BEST.get(backend, {}), **configured}
 
 
 def peer_versions() -> list[str]:
-    """Return what versions the libraries have that backends have loaded; nothing is imported."""
+    """Return the versions of the libraries that backends have loaded; nothing is imported."""
     return [tell(sys.modules[name]) for name, tell in _VERSIONS.items() if name in sys.modules]

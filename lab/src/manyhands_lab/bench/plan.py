@@ -1,4 +1,4 @@
-"""What is to be measured, and what was: plain data that travels between the command line and the ranks as JSON."""
+"""The plan of a measurement, and its results: plain data that travels between the command line and the ranks as JSON."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ BENCHMARKS: Final[tuple[str, ...]] = (
 """All that can be measured: the collectives, and two ways of sending between ranks."""
 
 WORKS: Final[tuple[str, ...]] = ("numpy", "python")
-"""What a caller does while a call is under way: matrix products of NumPy's, which let go of the interpreter's lock, or Python alone."""
+"""The work of a caller during a call: matrix products of NumPy, which release the interpreter's lock, or pure Python."""
 
 BETWEEN_TWO: Final[frozenset[str]] = frozenset({SENDRECV, PINGPONG})
-"""What a single rank cannot do."""
+"""The operations that a single rank cannot do."""
 
 DEFAULT_SIZES: Final[tuple[int, ...]] = (8, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 128 << 20)
 """The sizes that are measured unless others are given: 8 bytes to 128 MiB."""
@@ -61,7 +61,7 @@ VARIANTS: Final[tuple[str, ...]] = (SYMMETRIC, RAW)
 """Ways of using a backend: with arrays of `Group.empty`, which peers may read in place, and its library without manyhands."""
 
 _VECTORS: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "broadcast", "scan", "exscan", SENDRECV, PINGPONG})
-"""What moves one vector; the others move a block for each rank."""
+"""The operations that move one vector; the others move a block for each rank."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -106,12 +106,12 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What the ranks are to measure.
+    """The measurements of the ranks.
 
     Attributes
     ----------
     targets
-        The backends; the first is what the others are compared with.
+        The backends; the first is the one with which the others are compared.
     points
         The calls, in order.
     dtype, op
@@ -125,9 +125,9 @@ class Plan(msgspec.Struct, frozen=True):
     timeout_s
         Seconds that one call may take.
     stream, state
-        The files to which rank 0 writes records, and what it is doing.
+        The files to which rank 0 writes records, and its present work.
     limits
-        Whether to measure what the machine allows as well.
+        Whether to measure the machine's limits as well.
     """
 
     targets: list[Target]
@@ -158,7 +158,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     Attributes
     ----------
     versions
-        What runs there, as ``"torch 2.13.0"``.
+        The versions of the libraries, as ``"torch 2.13.0"``.
     settings
         The settings that peers run with, by backend.
     executor
@@ -171,7 +171,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
 
 class Row(msgspec.Struct, frozen=True, tag=True):
-    """What one target took at one point; times in microseconds, bandwidths in 10^9 bytes a second."""
+    """The times of one target at one point; times in microseconds, bandwidths in 10^9 bytes a second."""
 
     backend: str
     collective: str
@@ -187,7 +187,7 @@ class Row(msgspec.Struct, frozen=True, tag=True):
 
 
 class Limits(msgspec.Struct, frozen=True, tag=True):
-    """What the machine allows, in microseconds, measured between the turns at one point; None for what was not measured.
+    """The limits of the machine, in microseconds, measured between the turns at one point; None for values that were not measured.
 
     Attributes
     ----------
@@ -217,14 +217,14 @@ class Limits(msgspec.Struct, frozen=True, tag=True):
 
 
 class Overlap(msgspec.Struct, frozen=True, tag=True):
-    """How far one target's all_reduce goes on behind one kind of work; times in milliseconds, medians of the slowest rank's.
+    """The overlap of one target's all_reduce with one kind of work; times in milliseconds, medians of the slowest rank's.
 
     Attributes
     ----------
     backend, work
         The target, and a name of `WORKS`.
     dtype, world_size, bytes, iterations
-        What was called, and how often each time was measured.
+        The call, and the number of measurements of each time.
     comm_ms, work_ms, both_ms
         The call alone, the work alone, and both at once.
     overlap
@@ -244,7 +244,7 @@ class Overlap(msgspec.Struct, frozen=True, tag=True):
 
 
 class Problem(msgspec.Struct, frozen=True, tag=True):
-    """A target was not measured at a point: it failed, or what it computed is wrong."""
+    """A target was not measured at a point: it failed, or its result is wrong."""
 
     backend: str
     collective: str
@@ -274,9 +274,9 @@ def decode_record(line: bytes) -> Record:
 
 
 def round_size(benchmark: str, nbytes: int, world_size: int, itemsize: int) -> int:
-    """Return the size that is measured where ``nbytes`` was asked for: the next below that divides into equal blocks of elements.
+    """Return the measured size for ``nbytes``: the next below that divides into equal blocks of elements.
 
-    ``bytes`` means what it means in nccl-tests: the whole vector of a reduction, broadcast or message; for what moves blocks, those of
+    ``bytes`` has the meaning of nccl-tests: the whole vector of a reduction, broadcast or message; for operations that move blocks, the blocks of
     all ranks together. A block has at least one element; a barrier has no bytes.
     """
     if benchmark == _BARRIER:

@@ -1,4 +1,4 @@
-"""What the machine itself allows, measured by C between the turns of the backends; see `manyhands_lab.bench.limits` for what it is good for."""
+"""The limits of the machine itself, measured by C between the turns of the backends; `manyhands_lab.bench.limits` explains their use."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from manyhands_lab.bench.plan import Limits, Point
 __all__ = ["Probes", "compiled"]
 
 _BATCH_BYTES: Final[int] = 32 << 20
-"""What is copied or added in a turn, if it takes that many calls at all; a turn is then some milliseconds."""
+"""The bytes that are copied or added in a turn, if it takes that many calls; a turn is then some milliseconds."""
 _MOST_CALLS: Final[int] = 10_000
 _STREAM_BYTES: Final[int] = 16 << 20
-"""What a stream is at least: of less, its beginning would be measured."""
+"""The least bytes of a stream: with fewer, its start would be measured."""
 _STREAM_MEMORY_BYTES: Final[int] = 256 << 10
 """From how much memory a stream is sent at least, and into how much it is received, which stays in the cache."""
 _SOCKET_BYTES: Final[int] = 1 << 20
 _FLAG_BATCHES: Final[int] = 1000
 _PING_BATCHES: Final[int] = 40
-"""So many that they go on when ranks without a part in them have stopped looking for the next barrier, and sleep."""
+"""So many that they continue when ranks without a part in them have stopped looking for the next barrier, and sleep."""
 _PAGE: Final[int] = 4096
 _NAMES: Final[tuple[str, ...]] = ("copy_1", "copy_2", "copy_all", "add_all", "both_ways", "one_way", "flag", "ping")
 
@@ -96,7 +96,7 @@ class Probes:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the opened resources."""
         self._actions = []  # they hold the arrays
         self._stack.close()
 
@@ -127,17 +127,17 @@ class Probes:
         self._turns.append(seconds)
 
     def result(self, point: Point) -> Limits | None:
-        """Return the medians over all turns since `begin`, on rank 0; of what several ranks did, the slowest counts."""
+        """Return the medians over all turns since `begin`, on rank 0; if several ranks took part, the slowest counts."""
         everyone = self._control.gather(np.array(self._turns))
         if everyone is None:
             return None
         slowest = everyone.reshape(self._control.world_size, -1, len(_NAMES)).max(axis=0)
         medians = 1e6 * np.median(slowest, axis=0)
-        # What nobody did, as what takes two in a world of one, took no time.
+        # A probe that no rank ran, such as one for two ranks in a world of one, took no time.
         return Limits(point.benchmark, point.nbytes, *(float(each) or None for each in medians))
 
     def _prepare(self, nbytes: int) -> list[Seconds | None]:
-        """Return the probes in the order of `_NAMES`, each of which returns the seconds of one call; None where this rank has no part."""
+        """Return the probes in the order of `_NAMES`, each of which returns the seconds of one call; None if this rank has no part."""
         world_size, rank, native = self._control.world_size, self._rank, self._native
         copy = add = both = one = flag = ping = None
         if nbytes:
@@ -185,7 +185,7 @@ def _shared_page(control: Group, file: Path) -> mmap.mmap:
 
 
 def _neighbour(control: Group, timeout_s: float) -> socket.socket | None:
-    """Return a TCP connection to the neighbour: ranks 0 and 1 are neighbours, 2 and 3, and so on; None for whom is left over."""
+    """Return a TCP connection to the neighbour: ranks 0 and 1 are neighbours, 2 and 3, and so on; None for a rank without one."""
     rank = control.rank
     with contextlib.closing(socket.socket()) as own:
         own.bind(("127.0.0.1", 0))
@@ -213,7 +213,7 @@ def _accept(listener: socket.socket, port: int) -> socket.socket:
         connection, address = listener.accept()
         if address[1] == port:
             return connection
-        connection.close()  # somebody else's
+        connection.close()  # a stranger's
 
 
 def _connect(own: socket.socket, port: int) -> socket.socket:

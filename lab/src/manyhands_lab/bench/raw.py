@@ -1,4 +1,4 @@
-"""Other people's libraries called without manyhands, in the same processes and on the same arrays: what a backend's comfort costs.
+"""Foreign libraries called without manyhands, in the same processes and on the same arrays: the cost of a backend's comfort.
 
 Only libraries that a backend has loaded are called, so that nothing is started twice.
 """
@@ -39,7 +39,7 @@ class RawMpi:
     Parameters
     ----------
     rank, world_size
-        Who this rank is; MPI must count alike.
+        This rank; MPI must count alike.
     dtype
         Of all arrays.
 
@@ -55,7 +55,7 @@ class RawMpi:
         self._world = mpi.COMM_WORLD
         if (self._world.rank, self._world.size) != (rank, world_size):
             raise UnsupportedError(
-                f"MPI's world has rank {self._world.rank} of {self._world.size} where manyhands has {rank} of {world_size}"
+                f"MPI says that this is rank {self._world.rank} of {self._world.size}, but manyhands says rank {rank} of {world_size}"
             )
         try:
             datatype = import_module("mpi4py.util.dtlib").from_numpy_dtype(dtype)
@@ -133,7 +133,7 @@ class RawGloo:
     Parameters
     ----------
     rank, world_size
-        Who this rank is.
+        This rank, and the number of all.
     dtype
         Of all arrays.
     folder
@@ -155,7 +155,7 @@ class RawGloo:
             self._distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
 
     def all_reduce_async(self, array: Array, op: str, *, out: Array) -> Any:
-        """Call all_reduce with ``async_op=True`` on ``out``, which holds what ``array`` does; return the work."""
+        """Call all_reduce with ``async_op=True`` on ``out``, which holds a copy of ``array``; return the work."""
         if op not in _TORCH_OPS:
             raise UnsupportedError(f"Gloo has no reduction {op!r}")
         reduction = getattr(self._distributed.ReduceOp, _TORCH_OPS[op])
@@ -172,7 +172,7 @@ def _mpi(rank: int, world_size: int, dtype: np.dtype[Any], folder: Path) -> RawM
 
 
 RAW: Final[dict[str, Callable[[int, int, np.dtype[Any]], Any]]] = {"mpi": RawMpi}
-"""For a backend's name, what makes the calls of its library."""
+"""For a backend's name, the class that makes the calls of its library."""
 
 ASYNC_RAW: Final[dict[str, Callable[[int, int, np.dtype[Any], Path], Any]]] = {"gloo": RawGloo, "mpi": _mpi}
-"""For a backend's name, what begins calls of its library that go on by themselves."""
+"""For a backend's name, the class that begins asynchronous calls of its library."""

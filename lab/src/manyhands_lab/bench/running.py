@@ -1,4 +1,4 @@
-"""Starting the ranks that measure, listening to them, and starting others where a backend takes its processes down."""
+"""Starting the ranks that measure, listening to them, and starting others if a backend ends its processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FROM_OUTSIDE: Final[frozenset[int]] = frozenset(128 + number for number in (sig
 
 
 class Interrupted(Exception):
-    """Somebody ended the ranks; ``code`` is the exit code that says how."""
+    """The ranks were ended from outside; ``code`` is the exit code that says how."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the ranks were ended from outside (exit code {code})")
@@ -35,18 +35,18 @@ class Interrupted(Exception):
 
 
 def compare(plan: Plan, ranks: int, start: Start, listen: Callable[[Record], None]) -> None:
-    """Measure what the plan names; ``stream`` and ``state`` of the plan are filled in here.
+    """Measure according to the plan; ``stream`` and ``state`` of the plan are filled in here.
 
     A backend that ends its processes, or holds them up beyond all deadlines, is left out; new processes measure the rest.
 
     Parameters
     ----------
     plan
-        What to measure.
+        The plan.
     ranks
         How many ranks.
     start
-        What starts them.
+        Starts the ranks.
     listen
         Called with each record as it comes, from another thread; but for `Done`.
 
@@ -80,7 +80,7 @@ def compare(plan: Plan, ranks: int, start: Start, listen: Callable[[Record], Non
         if not points:
             return
         if not culprit:
-            raise CommError(f"measuring ended early, and not by a backend: a rank failed, as is said above (exit code {code})")
+            raise CommError(f"measuring ended early, and not by a backend: a rank failed, as shown above (exit code {code})")
         left = [target for target in targets if target.backend != culprit]
         text = f"its ranks ended, or had to be ended because a call did not return (exit code {code}); more is said above"
         _blame([target for target in targets if target not in left], points, text, listen)
@@ -94,7 +94,7 @@ def _blame(targets: Sequence[Target], points: Sequence[Point], text: str, listen
 
 
 class _Reader:
-    """What came through a named pipe."""
+    """The data from a named pipe."""
 
     def __init__(self, fd: int, listen: Callable[[Record], None]) -> None:
         self._fd = fd
@@ -114,7 +114,7 @@ class _Reader:
                     self._take(decode_record(line))
                 except UNREADABLE:  # a rank that was killed did not finish its line
                     continue
-                except Exception as error:  # noqa: BLE001 - what prints may fail as it likes: the pipe must not fill up
+                except Exception as error:  # noqa: BLE001 - printing may fail in any way, but the pipe must not fill up
                     self.error = error
 
     def _take(self, record: Record) -> None:

@@ -17,7 +17,7 @@ _ALL_BUT_ONE = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "
 
 
 def bus_factor(benchmark: str, world_size: int) -> float:
-    """Return what algbw is multiplied with to give busbw, as nccl-tests defines it.
+    """Return the factor from algbw to busbw, as nccl-tests defines it.
 
     busbw is algbw times the share of the bytes that must cross the busiest link, so that worlds of any size compare with the speed
     of the wire.

@@ -1,4 +1,4 @@
-"""``manyhands bench --algorithms`` and ``--tune``: what each algorithm takes on this machine, and a table of the fastest."""
+"""``manyhands bench --algorithms`` and ``--tune``: the time of each algorithm on this machine, and a table of the fastest."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def compare_algorithms(
     target: Path | None,
     json_file: str | None,
 ) -> None:
-    """Measure the algorithms of some collectives, each in turn; print what they take.
+    """Measure the algorithms of some collectives, each in turn; print their times.
 
-    A time is that of the slowest rank, the median over all rounds. Where ``target`` is given, the fastest become a table there, which the
+    A time is that of the slowest rank, the median over all rounds. If ``target`` is given, the fastest become a table there, which the
     setting `selection` may name; sizes and worlds that were not measured keep the table that comes with manyhands.
 
     Raises
@@ -55,7 +55,9 @@ def compare_algorithms(
 
     names = names_of(collective, [each.value for each in Collective])
     if backend is not None and "," in backend:
-        raise UsageError(f"--backends {backend}: algorithms are compared on one backend, and a table is for one; name one")
+        raise UsageError(
+            f"--backends {backend}: algorithms are compared on one backend, and a table is for one backend; name one"
+        )
     resolution = resolve_launcher(backend, file)
     selector = _selector(file)
     ranks_per_host = resolution.settings.ranks_per_host or ranks
@@ -109,7 +111,7 @@ def _measure(
     budget_s: float,
     file: str | None,
 ) -> list[Point]:
-    """Run the ranks, and return what rank 0 wrote down."""
+    """Run the ranks, and return the records of rank 0."""
     from manyhands.config.select import candidates
     from manyhands_lab.tuning.plan import Plan, Point
 
@@ -122,7 +124,7 @@ def _measure(
         plan = Plan(named, sizes, budget_s, resolution.backend, str(result))
         code = start_ranks("manyhands_lab.tuning.measure", plan.dump(), ranks, [resolution], file)
         if code != 0 or not result.exists():
-            raise CommError(f"nothing was measured: a rank failed, as is said above (exit code {code})")
+            raise CommError(f"nothing was measured: a rank failed, as shown above (exit code {code})")
         return msgspec.json.decode(result.read_bytes(), type=list[Point])
 
 
@@ -131,7 +133,7 @@ def _write(path: Path, rules: Sequence[Rule], backend: str, ranks: int) -> None:
 
     heading = [
         f"Measured by `manyhands bench --tune` with {ranks} ranks on one host over {backend}.",
-        "Whatever no row here is for is decided by the table that comes with manyhands.",
+        "For a call without a row here, the table that comes with manyhands decides.",
     ]
     write_text("--output", path, write_table(rules, heading))
 

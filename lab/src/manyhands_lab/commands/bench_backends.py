@@ -26,7 +26,7 @@ _EACH_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for; None leaves a choice to manyhands."""
+    """The options of the command line; None leaves a choice to manyhands."""
 
     collective: str
     ranks: int
@@ -43,7 +43,7 @@ class Request:
 
 
 def compare_backends(request: Request, json_file: str | None, plot: Path | None) -> int:
-    """Measure, print a row as soon as it is there, and write what was asked for; return the exit code.
+    """Measure, print a row as soon as it is there, and write the requested files; return the exit code.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
         "",
         request.limits,
     )
-    # What is written to standard output must be nothing but JSON.
+    # Standard output must contain nothing but JSON.
     printer = Printer(plan, request.ranks, sys.stderr if json_file == "-" else sys.stdout)
     printer.heading(rounded)
 
@@ -107,7 +107,7 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
 
 
 def _points(request: Request) -> tuple[list[Point], dict[str, list[tuple[int, int]]]]:
-    """Return the calls to measure, and for each benchmark what sizes were rounded to others."""
+    """Return the calls to measure, and for each benchmark the sizes that were rounded to others."""
     from manyhands.arrays.dtypes import check_dtype, resolve_op
     from manyhands_lab.bench.cases import parse_dtype
     from manyhands_lab.bench.plan import BENCHMARKS, BETWEEN_TWO, DEFAULT_SIZES, Point, round_size

@@ -1,4 +1,4 @@
-"""``manyhands bench overlap``: how much of an all_reduce goes on while its caller does something else."""
+"""``manyhands bench overlap``: the part of an all_reduce that runs while its caller does other work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bench_overlap(
             "--backend",
             metavar="NAMES",
             help="The backends, such as tcp,shm; gloo+raw is torch's own asynchronous call, mpi+raw MPI_Iallreduce. By default that "
-            "of the configuration, and those two where they are installed.",
+            "of the configuration, and those two if they are installed.",
             show_default=False,
         ),
     ] = None,
@@ -45,10 +45,10 @@ def bench_overlap(
     json_file: JsonFile = None,
     config: Config = None,
 ) -> None:
-    """Measure how much of an all_reduce goes on while its caller multiplies matrices, or runs Python.
+    """Measure which part of an all_reduce runs while its caller multiplies matrices, or runs Python.
 
     Each backend begins a call, does work that takes about as long alone, and waits for the call. The overlap is the part of the
-    shorter of both that was hidden behind the longer one. Ends with exit code 1 where a backend failed or computed something wrong.
+    shorter of both that was hidden behind the longer one. Ends with exit code 1 if a backend failed or computed a wrong result.
     """
     from manyhands.arrays.dtypes import resolve_op
     from manyhands.common.units import parse_bytes
@@ -67,7 +67,7 @@ def bench_overlap(
     nbytes = round_size("all_reduce", parse_bytes(size), ranks, kind.itemsize)
     points = [Point(work, nbytes) for work in WORKS]
     plan = Plan(targets, points, dtype, "sum", iterations, None, budget_s, timeout_s, "", "")
-    # What is written to standard output must be nothing but JSON.
+    # Standard output must contain nothing but JSON.
     table = Table(plan, ranks, sys.stderr if json_file == "-" else sys.stdout)
     table.heading()
 
@@ -93,7 +93,7 @@ def _installed_peers() -> list[str]:
 
 
 class Table:
-    """Prints what is measured, each row as soon as it is there."""
+    """Prints the results, each row as soon as it is there."""
 
     def __init__(self, plan: Plan, ranks: int, stream: TextIO) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ class Table:
         self._work = ""
 
     def heading(self) -> None:
-        """Print what is measured where."""
+        """Print a heading: the measurement and the machine."""
         from manyhands.api import processors
         from manyhands.common.units import bytes_text
         from manyhands_lab.bench.machine import describe

@@ -1,4 +1,4 @@
-"""What both kinds of ``manyhands bench`` share: which names are meant, and how ranks are started."""
+"""The common part of both kinds of ``manyhands bench``: the meaning of names, and the start of ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def names_of(text: str, known: Sequence[str]) -> list[str]:
 def targets_of(
     words: str | None, file: str | None, raw: Collection[str], more: Sequence[str] = ()
 ) -> tuple[list[Target], list[Resolution]]:
-    """Return what is compared, and how each backend is started.
+    """Return the targets to compare, and how each backend is started.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
     for each in resolutions:
         if "virtual time" in get_plugin_manager().describe(each.backend).capabilities:
             raise UsageError(
-                f"the backend {each.backend!r} lives on a clock of its own, and cannot be measured: leave it out, or see what a run of "
+                f"the backend {each.backend!r} runs on its own clock, so it cannot be measured: leave it out, or see what a run of "
                 "manyhands_simulated says about its duration"
             )
     chosen: dict[str, str] = {Variable.CONFIG: file} if file else {}
@@ -118,7 +118,7 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
 
 
 def write_json(text: str, file: str) -> None:
-    """Write to a file, or to standard output where its name is ``-``.
+    """Write to a file, or to standard output if its name is ``-``.
 
     Raises
     ------

@@ -27,29 +27,29 @@ _NAMES: Final[tuple[str, ...]] = ("size", "backend", "median", "min", "p95")
 _UNITS: Final[tuple[str, ...]] = ("", "", "(us)", "(us)", "(us)")
 _BANDWIDTHS: Final = ("algbw", "busbw"), ("(GB/s)", "(GB/s)"), (7, 7)
 _LIMITS: Final = ("limit", "share"), ("(us)", ""), (8, 6)
-"""Names, units and widths of the last columns but one: bandwidths, or what the machine allows where that is asked for."""
+"""Names, units and widths of the last columns but one: bandwidths, or the machine's limits if they are requested."""
 _TIMES: Final[tuple[int, ...]] = (8, 8, 8)
 """How wide the columns of times are."""
 
 
 class Printer:
-    """Prints what is measured.
+    """Prints the results.
 
     Parameters
     ----------
     plan
-        What was asked for.
+        The plan.
     ranks
         How many ranks there are.
     stream
-        Where to print; on a terminal with colours.
+        The output; a terminal gets colours.
 
     Attributes
     ----------
     rows
-        What has been measured, in the order of the table.
+        The results, in the order of the table.
     problems
-        What has failed or was wrong.
+        Failures and wrong results.
     """
 
     def __init__(self, plan: Plan, ranks: int, stream: TextIO) -> None:
@@ -76,11 +76,11 @@ class Printer:
         self._names = (*_NAMES, *names, self._compared)
         self._units = (*_UNITS, *units, "")
         self._widths = (max(sizes), max(backends), *_TIMES, *widths, max(5, len(self._compared)))
-        # Two blanks between columns, or one where the line would be too long.
+        # Two blanks between columns, or one if the line would be too long.
         self._gap = " " * (2 if 1 + sum(self._widths) + 2 * (len(self._names) - 1) <= columns() else 1)
 
     def heading(self, rounded: dict[str, list[tuple[int, int]]]) -> None:
-        """Print what is measured where; ``rounded`` holds for each benchmark the sizes that became others."""
+        """Print a heading: the measurement and the machine; ``rounded`` holds for each benchmark the sizes that became others."""
         self._rounded = rounded
         plan = self._plan
         names = ", ".join(target.name for target in plan.targets)
@@ -105,7 +105,7 @@ class Printer:
             self._print_point(self._pending.pop(0))
 
     def as_dict(self, row: Row) -> dict[str, Any]:
-        """Return a row as in the file of JSON: with its limits, where these are asked for."""
+        """Return a row as in the file of JSON: with its limits, if they are requested."""
         told: dict[str, Any] = msgspec.structs.asdict(row)
         if self._plan.limits:
             limits = self._limits.get((row.collective, row.bytes))
@@ -115,7 +115,7 @@ class Printer:
         return told
 
     def _limit(self, row: Row) -> tuple[float | None, float | None]:
-        """Return the microseconds that a row cannot be below, and their share of its median; None where they are not known."""
+        """Return the least possible microseconds of a row, and their share of its median; None if they are not known."""
         limits, link = self._limits.get((row.collective, row.bytes)), self._links[row.backend]
         if limits is None or link is None or row.world_size == 1:
             return None, None
@@ -124,7 +124,7 @@ class Printer:
 
     def _open(self, record: Opened) -> None:
         if self._opened:
-            self._comment("the other backends go on in new processes")
+            self._comment("the other backends continue in new processes")
             return
         self._opened = True
         if record.versions:
@@ -227,7 +227,7 @@ def _size(point: Point) -> str:
 
 
 def _speeds(limits: Limits) -> str:
-    """Return in words what the machine allows at a point."""
+    """Return words for the machine's limits at a point."""
     speeds = {
         "copy alone": limits.copy_1_us,
         "by two": limits.copy_2_us,
@@ -243,7 +243,7 @@ def _speeds(limits: Limits) -> str:
 
 
 def wrapped(line: str, indent: str) -> list[str]:
-    """Return a line as lines that fit the terminal; ``indent`` stands before all but the first."""
+    """Return a line as lines that fit the terminal; all but the first begin with ``indent``."""
     return textwrap.wrap(line, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

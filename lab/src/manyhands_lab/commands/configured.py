@@ -1,4 +1,4 @@
-"""What the configuration that is found here says about the choice of algorithms, read once for each command."""
+"""The settings for the choice of algorithms in the configuration that is found here, read once for each command."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Configured", "configured"]
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What groups would have with the configuration.
+    """The settings of groups with the configuration.
 
     Attributes
     ----------
     selector
-        What chooses among the algorithms of manyhands and of the plugins that are allowed.
+        Chooses among the algorithms of manyhands and of the plugins that are allowed.
     ranks_per_host
-        How many neighbouring ranks share a host; None where the configuration does not say.
+        The number of neighbouring ranks that share a host; None if the configuration does not say.
     """
 
     selector: Selector
@@ -54,7 +54,7 @@ def configured() -> Configured:
 
 
 def _backend(resolved: Resolved, plugins: PluginManager) -> BackendSpec | None:
-    """Return the backend whose table counts: that of the configuration, or what ``auto`` would take on one host."""
+    """Return the backend whose table counts: that of the configuration, or the choice of ``auto`` on one host."""
     name = resolved.settings.backend
     chosen = weigh(plugins, resolved.lacking)[0] if name == "auto" else name
     return None if chosen is None else plugins.describe(chosen)

@@ -1,4 +1,4 @@
-"""Files that commands write, and what is said where one cannot be written."""
+"""The output files of commands, and the errors if one cannot be written."""
 
 from __future__ import annotations
 

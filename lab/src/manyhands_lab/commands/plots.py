@@ -41,7 +41,7 @@ def check_plot(path: Path) -> None:
         The name ends otherwise than with .svg or .png, there is no such folder, or matplotlib is not installed.
     """
     if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"--plot {path}: the name ends with {path.suffix!r}, and expected is {' or '.join(_FORMATS)}")
+        raise UsageError(f"--plot {path}: the name ends with {path.suffix!r}; expected {' or '.join(_FORMATS)}")
     check_folder("--plot", path)
     _new_figure(1, 1)
 
@@ -90,7 +90,7 @@ def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, 
     path
         The file, whose name ends with .svg or .png.
     selector
-        What chooses.
+        Chooses the algorithm.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, 
     axes = figure.add_subplot()
     names = [each.name for each in algorithms if each.collective is call.collective and each.name in times]
     for position, name in enumerate(names):
-        # Every other line is dashed, so that one shows where two lie on each other.
+        # Every other line is dashed, so that two lines in one place are both visible.
         dashes = (0, (5, 2)) if position % 2 else "-"
         axes.plot(*zip(*times[name], strict=True), label=name, linestyle=dashes, **_line_look(position))
     axes.plot(
@@ -138,7 +138,7 @@ def _new_figure(width: float, height: float) -> Figure:
 
 
 def _line_look(position: int) -> dict[str, Any]:
-    """Return colour and marker of the line with this number, and what all lines have alike."""
+    """Return colour and marker of the line with this number, and the attributes of all lines."""
     return {
         "color": PALETTE[position % len(PALETTE)],
         "marker": _MARKERS[position % len(_MARKERS)],

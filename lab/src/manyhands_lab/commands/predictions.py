@@ -1,4 +1,4 @@
-"""What could carry out a call, what each is predicted to take, and which of them the selector takes."""
+"""The algorithms that could carry out a call, their predicted times, and the one that the selector takes."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _NETWORK = "fat-tree"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A call that somebody asks about.
+    """A call about which the user asks.
 
     Attributes
     ----------
     call
-        What the selector is asked.
+        The call, as the selector gets it.
     root
         The root, for a collective that has one.
     network, network_name
-        Where times are predicted, and what it is called.
+        The network for predicted times, and its name.
     """
 
     call: Call
@@ -64,12 +64,12 @@ class Question:
         even: bool = True,
         reproducible: bool = False,
     ) -> Question:
-        """Make a question of the words of a command line; the network gives the ranks per host where none are given."""
+        """Make a question of the words of a command line; the network gives the ranks per host if none are given."""
         chosen, name = _network_of(network)
         if ranks_per_host is not None:
             chosen = chosen.with_ranks_per_host(ranks_per_host)
         asked = 0 if collective is Collective.BARRIER else parse_bytes(nbytes)
-        # As a group sees them: where not all hosts have equally many ranks, none of them share one.
+        # As in a group: if not all hosts have equally many ranks, none of them share one.
         neighbours = max(1, min(chosen.neighbours(size), size))
         hosts = neighbours if size % neighbours == 0 else 1
         return cls(Call(collective, asked, size, hosts, even, reproducible), root, chosen, name)
@@ -77,7 +77,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An algorithm, what it is predicted to cost, and what rules it out; no prediction where it cannot be carried out at all."""
+    """An algorithm, its predicted cost, and the reason that rules it out; no prediction if it cannot be carried out at all."""
 
     algorithm: Algorithm
     outcome: Outcome | None
@@ -85,7 +85,7 @@ class Candidate:
 
 
 def _network_of(name: str | None) -> tuple[Network, str]:
-    """Return a preset by its name, or what a file describes, and its name."""
+    """Return a preset by its name, or the network of a file, and its name."""
     wanted = name or _NETWORK
     if wanted in PRESETS:
         return PRESETS[wanted], wanted
@@ -130,7 +130,7 @@ def segments_of(algorithm: Algorithm, choice: Choice, nbytes: int, size: int) ->
 
 def _ruled_out(algorithm: Algorithm, call: Call) -> str | None:
     if not reproduces(algorithm, call):
-        return "not canonical: it combines in an order of its own, and --reproducible asks for the common one"
+        return "not canonical: it combines in its own order, but --reproducible needs the common one"
     missing = lacks(algorithm, call)
     return None if missing is None else f"needs {missing}"
 
@@ -167,7 +167,7 @@ def explain(question: Question, selector: Selector, *, as_json: bool) -> None:
 
 
 def print_heading(question: Question) -> None:
-    """Print which call is predicted, and where."""
+    """Print a heading: the call and the network of the prediction."""
     call, summary = question.call, question.network.summary
     hosts = f", {call.ranks_per_host:,} per host" if call.ranks_per_host > 1 else ""
     size = "" if call.collective is Collective.BARRIER else f" of {bytes_text(call.nbytes)}"
@@ -178,7 +178,7 @@ def print_heading(question: Question) -> None:
 
 
 def print_choice(choice: Choice, predicted: Sequence[tuple[Algorithm, Outcome]]) -> None:
-    """Print what a group takes and why, and whether another one is predicted to be faster for this very call."""
+    """Print the algorithm that a group takes and why, and whether another one is predicted to be faster for this very call."""
     name = choice.algorithm.name
     row = "" if choice.rule is None else f"by the row for {choice.rule.conditions}: "
     print()
@@ -198,7 +198,7 @@ def print_choice(choice: Choice, predicted: Sequence[tuple[Algorithm, Outcome]])
 
 
 def written(algorithm: Algorithm, outcome: Outcome | None) -> dict[str, Any]:
-    """Return an algorithm and what is predicted for it, as JSON has it."""
+    """Return an algorithm and its prediction, in a form for JSON."""
     names = ("time_s", "steps", "bytes_per_rank", "segments", "method")
     numbers = {name: getattr(outcome, name, None) for name in names}
     sent = numbers["bytes_per_rank"]
@@ -208,7 +208,7 @@ def written(algorithm: Algorithm, outcome: Outcome | None) -> dict[str, Any]:
 
 
 def figures(outcome: Outcome | None) -> tuple[str, ...]:
-    """Return what is predicted as the cells of a table: time, steps, bytes that a rank sends, and segments."""
+    """Return the prediction as the cells of a table: time, steps, bytes that a rank sends, and segments."""
     if outcome is None:
         return ("-",) * 4
     return time_text(outcome.time_s), f"{outcome.steps:,}", bytes_text(outcome.bytes_per_rank), f"{outcome.segments:,}"

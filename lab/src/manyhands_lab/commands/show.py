@@ -35,7 +35,7 @@ def show(
     ] = None,
     collective: Annotated[
         str | None,
-        typer.Argument(metavar="COLLECTIVE", help="The collective, where NAME is as in the config.", show_default=False),
+        typer.Argument(metavar="COLLECTIVE", help="The collective; NAME is as in the config.", show_default=False),
     ] = None,
     world: Annotated[
         int | None,
@@ -54,7 +54,7 @@ def show(
         Path | None, typer.Option(help="Write the picture to this file.", metavar="FILE", show_default=False)
     ] = None,
     why: Annotated[
-        bool, typer.Option("--why", help="Show what a call would take, and what speaks for and against it.")
+        bool, typer.Option("--why", help="Show the algorithms for a call, and the reasons for and against each.")
     ] = False,
     plot: Annotated[
         Path | None,
@@ -82,7 +82,7 @@ def show(
     wanted = {"--svg": svg is not None, "--why": why, "--plot": plot is not None}
     modes = [option for option, given in wanted.items() if given]
     if len(modes) > 1:
-        raise UsageError(f"{' and '.join(modes)} were given, and expected is one of them: each shows something else")
+        raise UsageError(f"{' and '.join(modes)} were given; expected one of them: each shows something else")
     # Imported here, so that the other commands do not wait for it.
     from manyhands_lab.commands.configured import configured
 
@@ -117,7 +117,7 @@ def show(
     }
     for option, given in only_predicting.items():
         if given:
-            raise UsageError(f"{option} was given, which goes with --why{'' if option == '--json' else ' or --plot'}; add that")
+            raise UsageError(f"{option} needs --why{'' if option == '--json' else ' or --plot'}; add that")
     if found is None or isinstance(found, Collective):
         if svg is not None:
             raise UsageError(f"--svg needs the name of an algorithm; known are: {_listed(algorithms, found)}")
@@ -134,17 +134,17 @@ def _check_numbers(size: int, root: int, segments: int | None, ranks_per_host: i
     from manyhands_lab.simulation import MAX_RANKS
 
     if not 1 <= size <= MAX_RANKS:
-        raise InvalidWorldSizeError(f"-n {size}: expected are 1 to {MAX_RANKS:,}")
+        raise InvalidWorldSizeError(f"-n {size}: expected 1 to {MAX_RANKS:,}")
     if not 0 <= root < size:
         raise InvalidRankError(f"--root {root}: there is no such rank; a world of {size} has the ranks 0 to {size - 1}")
     if ranks_per_host is not None and ranks_per_host < 1:
-        raise UsageError(f"--ranks-per-host {ranks_per_host}: expected is 1 or more")
+        raise UsageError(f"--ranks-per-host {ranks_per_host}: expected 1 or more")
     if segments is not None and not 1 <= segments <= _MOST_SEGMENTS:
-        raise UsageError(f"--segments {segments}: expected are 1 to {_MOST_SEGMENTS}")
+        raise UsageError(f"--segments {segments}: expected 1 to {_MOST_SEGMENTS}")
 
 
 def _find(name: str, collective: str | None, algorithms: Sequence[Algorithm]) -> Algorithm | Collective:
-    """Return what a name means: ``ring_all_reduce``, ``ring all_reduce`` or ``all_reduce``."""
+    """Return the meaning of a name: ``ring_all_reduce``, ``ring all_reduce`` or ``all_reduce``."""
     given = name if collective is None else f"{name}_{collective}"
     named: dict[str, Algorithm | Collective] = {_full_name(algorithm): algorithm for algorithm in algorithms}
     named.update({each.value: each for each in Collective})
@@ -202,7 +202,7 @@ def _ranks_per_host(algorithm: Algorithm, size: int, given: int | None) -> int:
     chosen = given or (size // 2 if size % 2 == 0 else size)
     if size % chosen:
         raise UsageError(
-            f"--ranks-per-host {chosen}: {_full_name(algorithm)} needs equally many ranks on every host, and {size} ranks "
+            f"--ranks-per-host {chosen}: {_full_name(algorithm)} needs equally many ranks on every host, but {size} ranks "
             f"cannot be divided so"
         )
     return chosen

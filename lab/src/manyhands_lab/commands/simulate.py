@@ -31,7 +31,7 @@ def simulate(
         str,
         typer.Option(
             "--bytes",
-            help="The bytes of the vector, or of all blocks together (all_to_all: what one rank gives away), such as 64KiB or 1e6.",
+            help="The bytes of the vector, or of all blocks together (all_to_all: the blocks that one rank sends), such as 64KiB or 1e6.",
         ),
     ] = "0",
     network: Annotated[str, typer.Option(help="A preset or a TOML file.", metavar="NAME|FILE")] = "fat-tree",
@@ -62,7 +62,7 @@ def simulate(
     kind = _collective(collective)
     setup = configured()
     if not 1 <= ranks <= MAX_RANKS:
-        raise InvalidWorldSizeError(f"-n {ranks}: a world of {ranks} ranks was given, and expected are 1 to {MAX_RANKS:,}")
+        raise InvalidWorldSizeError(f"-n {ranks}: give a number of ranks from 1 to {MAX_RANKS:,}")
     hosts = setup.ranks_per_host if ranks_per_host is None else ranks_per_host
     question = Question.of(kind, nbytes, ranks, network, root=root, ranks_per_host=hosts)
     call = question.call
@@ -99,7 +99,7 @@ def _collective(name: str) -> Collective:
 
         close = nearest(name, named)
         hint = f"did you mean {close!r}? Expected" if close else "expected"
-        raise UsageError(f"{name!r} is no collective; {hint} is one of: {', '.join(named)}")
+        raise UsageError(f"{name!r} is not a collective; {hint} one of: {', '.join(named)}")
     return named[meant]
 
 
@@ -113,7 +113,7 @@ def _wanted(algorithms: Sequence[Algorithm], name: str | None, chosen: Algorithm
     named = [each for each in algorithms if each.name == name.replace("-", "_")]
     if not named:
         known = ", ".join(each.name for each in algorithms)
-        raise UsageError(f"there is no algorithm {name!r} for {chosen.collective.value}; expected is one of: {known}, or all")
+        raise UsageError(f"there is no algorithm {name!r} for {chosen.collective.value}; expected one of: {known}, or all")
     return named
 
 

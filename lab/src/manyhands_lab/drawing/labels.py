@@ -1,7 +1,7 @@
 """Names and colours of chunks, alike in every kind of picture.
 
 The chunks of a vector are letters, the block of a rank is that rank's number, and a block from one rank for another is both
-numbers with an arrow. A colour stands for a chunk of a vector, for the owner of a block, or for the receiver of a block of
+numbers with an arrow. A colour means a chunk of a vector, the owner of a block, or the receiver of a block of
 all_to_all; there are eight, which then begin again.
 """
 
@@ -17,8 +17,8 @@ from manyhands_lab.drawing.timeline import Timeline, Value
 __all__ = ["PALETTE", "colour_of", "cost_line", "many", "name_of", "reading", "title_of"]
 
 PALETTE: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d1f", "#6f5fc0")
-"""The colours of Okabe and Ito (2008), which people with any kind of colour vision can tell apart; black and yellow, which do not
-serve as lines on white, make place for an olive and a violet."""
+"""The colours of Okabe and Ito (2008), which people with any kind of colour vision can distinguish; an olive and a violet replace black and
+yellow, which do not serve as lines on white."""
 
 _DASH = "–"
 _ARROW = "→"
@@ -39,11 +39,11 @@ def name_of(piece: Piece, contract: Contract) -> str:
 
 
 def many(values: Sequence[Value], contract: Contract) -> str:
-    """Return the names of several chunks in few letters: runs as ``a–d``, and the first and a dot where there are too many."""
+    """Return the names of several chunks in few letters: runs as ``a–d``, and the first and a dot if there are too many."""
     pieces = [value.piece for value in values]
     if len(pieces) > 1 and len(pieces[0]) == 3:
         senders, receivers = {piece[0] for piece in pieces}, {piece[1] for piece in pieces}
-        # All from one rank, or all for one rank: what they share is said once.
+        # All from one rank, or all for one rank: the common number is shown once.
         if len(senders) == 1:
             return f"{pieces[0][0]}{_ARROW}{_runs([piece[1:] for piece in pieces], contract)}"
         if len(receivers) == 1:
@@ -52,7 +52,7 @@ def many(values: Sequence[Value], contract: Contract) -> str:
 
 
 def title_of(timeline: Timeline) -> str:
-    """Return the name of what is drawn, and the world."""
+    """Return the title of the drawing: the collective and the world."""
     contract = timeline.contract
     rooted = contract.promise.input_on_root or contract.promise.output_on_root
     root = f", root {contract.root}" if rooted else ""
@@ -60,7 +60,7 @@ def title_of(timeline: Timeline) -> str:
 
 
 def cost_line(timeline: Timeline) -> str:
-    """Return what it costs, in words."""
+    """Return the cost, in words."""
     report, contract = timeline.report, timeline.contract
     parts = [_count(timeline.slots, "step"), _count(sum(report.messages), "message")]
     if contract.size > 1:
@@ -74,7 +74,7 @@ def cost_line(timeline: Timeline) -> str:
 
 
 def reading(timeline: Timeline) -> str:
-    """Return what names and the letter n mean in a picture; empty where there are no chunks."""
+    """Return the meaning of names and of the letter n in a picture; empty if there are no chunks."""
     match timeline.contract.collective:
         case Collective.BARRIER:
             return ""

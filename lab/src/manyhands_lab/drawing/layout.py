@@ -1,4 +1,4 @@
-"""Where everything is in a picture: ranks as rows, time across, in pixels.
+"""The layout of a picture: ranks as rows, time across, in pixels.
 
 Each unit of time is a column of three zones: on the left the chunks that ranks send, on the right what becomes of those that they
 receive, and between them, alone, the lines. A rank sends one message and receives one at a time, so no two things in the
@@ -31,7 +31,7 @@ _HEAD = 16.0
 
 
 def text_width(text: str, size: float = 11.0) -> float:
-    """Return about how wide a text is; what draws it has the last word, so leave some room."""
+    """Return the approximate width of a text; the renderer decides, so leave some room."""
     return len(text) * _LETTER * size / 11.0
 
 
@@ -78,7 +78,7 @@ def bundle_of(values: Sequence[Value], contract: Contract, limit: float) -> Bund
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A unit of time: where messages are named, where lines begin and end, and where what is received ends up."""
+    """The places in a unit of time: the names of messages, the ends of lines, and the received chunks."""
 
     left: float
     start: float
@@ -88,7 +88,7 @@ class Column:
 
     @property
     def knees(self) -> tuple[float, float]:
-        """Where a line leaves the row of its sender, and where it reaches that of its receiver."""
+        """The point at which a line leaves the row of its sender, and that at which it reaches the row of its receiver."""
         return self.start + _STUB, self.stop - _STUB / 2
 
 
@@ -103,15 +103,15 @@ class Layout:
     pitch
         From one row to the next on the same host.
     labels, inputs, outputs
-        Where these begin, from the left.
+        The left edges of these.
     local
-        Where local steps are drawn, for each time from 0 on.
+        The place of local steps, for each time from 0 on.
     columns
         Each unit of time.
     begin, end
-        Where time begins and ends.
+        The edges of time.
     right, bottom
-        Where the drawing ends; a legend may follow below.
+        The edges of the drawing; a legend may follow below.
     """
 
     rows: tuple[float, ...]
@@ -183,5 +183,5 @@ def _column(timeline: Timeline, time: int, left: float) -> Column:
 
 
 def message_bundle(timeline: Timeline, values: Sequence[Value]) -> Bundle:
-    """Return what is drawn where a message starts."""
+    """Return the name at the start of a message."""
     return bundle_of(values, timeline.contract, 110.0)

@@ -1,4 +1,4 @@
-"""A collective as a picture: SVG that needs nothing beside it, the same bytes for the same schedule."""
+"""A collective as a picture: self-contained SVG, the same bytes for the same schedule."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def svg_of(timeline: Timeline, *, summary: str = "", ranks_per_host: int = 1) ->
     Parameters
     ----------
     timeline
-        What is drawn.
+        The timeline to draw.
     summary
         A line below the title.
     ranks_per_host
-        How many neighbouring ranks share a host; hosts are drawn where it is more than 1.
+        The number of neighbouring ranks that share a host; hosts are drawn if it is more than 1.
 
     Returns
     -------
@@ -179,7 +179,7 @@ class _Picture:
             _text(parent, x + bundle.boxes / 2, y + TILE / 2 + 9, bundle.caption, size=9, fill=_INK, anchor="middle")
 
     def _draw_legend(self) -> float:
-        """Draw what the marks mean, in as many lines as it takes, and return where the picture ends."""
+        """Draw the legend, in as many lines as it takes, and return the bottom of the picture."""
         timeline = self.timeline
         colour = colour_of(timeline.messages[0].values[0]) if timeline.messages and timeline.messages[0].values else _GREY
         items: list[tuple[Callable[[ET.Element, float, float], None] | None, str]] = []
@@ -218,7 +218,7 @@ class _Picture:
 
 
 def _draw_line(parent: ET.Element, points: Sequence[tuple[float, float]], colours: Sequence[str]) -> None:
-    """Draw a line, striped where it has several colours, with a white edge that keeps it apart from those that it crosses."""
+    """Draw a line, striped if it has several colours, with a white edge that separates it from those that it crosses."""
     path = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
     _add(parent, "polyline", points=path, fill="none", stroke="#ffffff", stroke_width=4.5, stroke_linejoin="round")
     for position, colour in enumerate(colours):
@@ -233,7 +233,7 @@ def _draw_line(parent: ET.Element, points: Sequence[tuple[float, float]], colour
 
 
 def _draw_tile(parent: ET.Element, x: float, y: float, width: float, colour: str, name: str | None, done: float) -> None:
-    """Draw a chunk: filled where it is complete, else pale with a bar as long as its share of the contributions."""
+    """Draw a chunk: filled if it is complete, otherwise pale with a bar as long as its share of the contributions."""
     top, whole = y - TILE / 2, done >= 1
     gap = 1.0 if name is not None else 0.0
     group = _add(parent, "g", class_="chunk", fill=colour)

@@ -30,12 +30,12 @@ def text_of(timeline: Timeline, *, summary: str = "", width: int = 100) -> tuple
     """Draw a collective with characters.
 
     A message is named on the row of its sender, and ends on that of its receiver: with an arrowhead, or with a circled plus
-    where it is reduced. What does not fit the width goes on below.
+    if it is reduced. The part that does not fit the width continues below.
 
     Parameters
     ----------
     timeline
-        What is drawn.
+        The timeline to draw.
     summary
         A line below the title.
     width
@@ -72,7 +72,7 @@ def _notes(timeline: Timeline) -> list[str]:
 
 @dataclass(slots=True)
 class _Block:
-    """A part of the drawing as wide as one unit of time: what stands in each place of the grid, and with what colour."""
+    """A part of the drawing as wide as one unit of time: the character in each place of the grid, and its colour."""
 
     header: str
     width: int = 0
@@ -161,7 +161,7 @@ def _panels(timeline: Timeline, width: int) -> list[_Panel]:
 
 
 def _blocks(timeline: Timeline) -> list[_Block]:
-    """Return what happens before the first message, and then during each unit of time and at its end."""
+    """Return the steps before the first message, and then during each unit of time and at its end."""
     blocks = [_Block("")]
     _put_local(timeline, blocks[0], 0)
     for time in range(timeline.slots):

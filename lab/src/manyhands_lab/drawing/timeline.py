@@ -1,7 +1,7 @@
-"""When each message of a collective goes, and what it carries, where every message takes one unit of time.
+"""The time of each message of a collective, and its content, if every message takes one unit of time.
 
 The network here is the one of textbooks: a rank sends one message and receives one at a time, every message takes as long as
-every other, and local steps take no time. So what is drawn is the idea of an algorithm, and no measurement.
+every other, and local steps take no time. So the drawing shows the idea of an algorithm, and is not a measurement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Local", "Message", "Timeline", "Value", "timeline_of"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a chunk holds: of which piece, and which ranks' input was combined in it, as a bit mask."""
+    """The value of a chunk: its piece, and the ranks whose input is combined in it, as a bit mask."""
 
     piece: Piece
     ranks: int
@@ -44,7 +44,7 @@ class Message:
     values
         The chunks that it carries; none in a message of a barrier.
     reduces
-        Whether the receiver combines it with what it has, as soon as it is there; otherwise it is put down as it is.
+        Whether the receiver combines it with its own value, as soon as it is there; otherwise it is put down as it is.
     """
 
     start: int
@@ -56,7 +56,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What a rank does alone, in no time: a copy, or a reduction of chunks that it has, with the values that it leaves."""
+    """A local step of a rank, in no time: a copy, or a reduction of chunks that it has, with the values that it leaves."""
 
     time: int
     rank: int
@@ -75,14 +75,14 @@ class Timeline:
     algorithm
         How it is carried out.
     report
-        What the proof found out: the longest chain of messages, and what each rank sends.
+        The result of the proof: the longest chain of messages, and the messages of each rank.
     slots
-        How many units of time it takes: the steps of textbooks. At least as many as the longest chain has messages, and more where a
+        The units of time that it takes: the steps of textbooks. At least the number of messages on the longest chain, and more if a
         rank has several to send or to receive at once.
     messages, locals
         All that happens, by time and then by rank.
     before, after
-        What each rank gives and gets.
+        The input and output of each rank.
     """
 
     contract: Contract
@@ -179,13 +179,13 @@ def _times(schedules: Sequence[Schedule], events: Sequence[Event]) -> list[int]:
 
 
 def _fitted(events: Sequence[Event], waits_for: Sequence[Sequence[int]]) -> list[int]:
-    """Start every message as early as its ranks can; where a rank has several that are ready, as its list of steps has them."""
+    """Start every message as early as its ranks can; if a rank has several that are ready, in the order of its list of steps."""
     finish: dict[int, int] = {}
     waiting, now = list(range(len(events))), 0
     while waiting:
         ready: list[int] = []
         for event in waiting:
-            # What starts now ends later than now, so whatever waits for it is not ready in this round.
+            # A message that starts now ends later, so the steps that wait for it are not ready in this round.
             if all(finish.get(earlier, now + 1) <= now for earlier in waits_for[event]):
                 if events[event][1] is None:
                     finish[event] = max((finish[earlier] for earlier in waits_for[event]), default=0)
@@ -239,7 +239,7 @@ class _Memory:
         self._write(rank, target_of(step), incoming)
 
     def run(self, rank: int, index: int) -> tuple[Value, ...]:
-        """Perform a local step and return what it leaves."""
+        """Perform a local step and return the values that it leaves."""
         step = self.schedules[rank].steps[index]
         first, *second = (self._read(rank, ref) for ref in reads_of(step))
         result = _combined(first, second[0]) if second else first

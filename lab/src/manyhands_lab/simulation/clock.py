@@ -5,14 +5,14 @@ The rules, in full:
 1. A message is *ready* when all that its send and its receive wait for has ended, and the message before it of the same pair of
    ranks is ready. A reduction is ready when all that it waits for has ended; that of a receive that reduces waits for its message.
 2. A ready message takes, one after the other, the sending port of its sender, the links on its way, and the receiving port of its
-   receiver. Each is a queue: who comes first goes first, and a message that finds it free goes on at once. It comes to the next one
-   when the one before begins to serve it (virtual cut-through): the first byte flies on while the last is still on its way.
+   receiver. Each is a queue, first come, first served, and a message that finds it free continues at once. It comes to the next one
+   when the one before begins to serve it (virtual cut-through): the first byte continues while the last is still on its way.
 3. A link is busy with a message for its gap and for bytes / its bandwidth. A port is busy for the sum of the gaps on the way and
    for bytes / the least bandwidth on the way.
 4. A message ends, for sender and receiver, when the sum of the latencies on its way and bytes / the least bandwidth have passed
    since the receiving port began to serve it.
 5. A rank reduces one thing at a time, first come first served, and each takes bytes / rate.
-6. At one moment, what ends comes first, then reductions, then messages: those that have passed fewer queues before others, then
+6. At one moment, ends come first, then reductions, then messages: those that have passed fewer queues before others, then
    those whose sending step comes earlier in its schedule (copies not counted), then those of a lower rank (modulo the period, see
    `program`).
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 __all__ = ["Clock", "Flows", "Timing"]
 
 _LATER = 1 + 1e-12
-"""What a time must be multiplied with to be surely a later one: two ways to add up the same numbers may differ in the last bits."""
+"""The factor that makes a time surely later: two ways to add up the same numbers may differ in the last bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Flows:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What came of a program.
+    """The result of a program.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Clock:
         self._messages = len(flow)
         self._depth = [0] * len(waits)
         self._passed = [0] * self._messages
-        # What happens at a time: an operation that ends, as ~operation, or a message that comes to its next queue.
+        # The event at a time: an operation that ends, as ~operation, or a message that comes to its next queue.
         self._agenda: dict[float, list[int]] = {}
         self._times: list[float] = []
 
@@ -149,7 +149,7 @@ class Clock:
         return ready
 
     def _begin(self, now: float, ready: list[int], arriving: list[int]) -> None:
-        """Let operations begin that are ready, and messages go on that come to their next queue."""
+        """Let operations begin that are ready, and messages continue that come to their next queue."""
         messages = self._messages
         begun: list[int] = []
         reducing: list[int] = []

@@ -24,12 +24,12 @@ __all__ = ["Sends", "Ways", "best_segments", "formula_time", "look_at_ways"]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What a closed form knows of the ways of messages through a network.
+    """The facts about the ways of messages through a network for a closed form.
 
     Attributes
     ----------
     latency_s, seconds_per_byte
-        Of a way, on average over messages and over bytes.
+        Those of a way, on average over messages and over bytes.
     slowest_latency_s, slowest_seconds_per_byte
         Of the slowest way.
     load_s
@@ -45,7 +45,7 @@ class Ways:
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """What a rank sends: ``times`` messages of ``chunks`` chunks over ``distance``, in arrays."""
+    """The messages of a rank: ``times`` messages of ``chunks`` chunks over ``distance``, in arrays."""
 
     distance: Ints
     chunks: Ints
@@ -63,14 +63,14 @@ class Sends:
 
 
 def look_at_ways(wiring: Wiring, traffic: Iterable[tuple[int, Sends]], chunk_bytes: float) -> Ways:
-    """Return what the messages of some ranks say about those of all.
+    """Return the facts about the messages of all ranks that follow from those of some.
 
     Parameters
     ----------
     wiring
         The network.
     traffic
-        Some ranks, and what each sends.
+        Some ranks, and the messages of each.
     chunk_bytes
         The bytes of a chunk.
     """
@@ -107,7 +107,7 @@ def look_at_ways(wiring: Wiring, traffic: Iterable[tuple[int, Sends]], chunk_byt
 
 
 def formula_time(cost: Cost, network: Network, ways: Ways) -> float:
-    """Return the time of a call: what its longest chain takes on average ways, and no less than the busiest port or link needs."""
+    """Return the time of a call: that of its longest chain on average ways, and no less than the busiest port or link needs."""
     chain = cost.steps * ways.latency_s + cost.path_bytes * ways.seconds_per_byte
     return max(chain + cost.reduced_bytes / network.reduction_bytes_per_s, ways.load_s)
 
@@ -131,7 +131,7 @@ def best_segments(algorithm: Algorithm, size: int, nbytes: int, network: Network
 
 
 def _lowest(function: Callable[[int], float], low: int, high: int) -> int:
-    """Return where a function that first falls and then rises is lowest."""
+    """Return the lowest point of a function that first falls and then rises."""
     while high - low > 2:
         third = (high - low) // 3
         left, right = low + third, high - third

@@ -30,7 +30,7 @@ MAX_MESSAGES = 6_000_000
 MAX_RANKS = 1 << 20
 MAX_BYTES = 1 << 60
 MAX_SEGMENTS = 1 << 16
-"""What can be asked for, at most."""
+"""The largest allowed value."""
 
 _COMPARED_STEPS = 500_000
 """How many steps are compared, more or less, to find out whether all ranks do the same."""
@@ -39,15 +39,15 @@ _MADE_STEPS = 20_000_000
 """The most steps that are made to be simulated, more or less."""
 
 _LOOKED_AT = 8
-"""How many ranks, more or less, tell how many messages there are and which ways they take."""
+"""The approximate number of ranks that show how many messages there are and which ways they take."""
 
 _WAYS = 1 << 20
-"""How many ways are looked at where all ranks are known, at most."""
+"""The most ways that are examined if all ranks are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulated call costs.
+    """The cost of a simulated call.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Outcome:
         Seconds from the start, which is the same for all ranks, until the last rank is done.
     steps
         The number of messages on the longest chain in which each waits for the one before, either for its bytes or for a rank that
-        sends (receives) one message after the other: that of the formula, where the algorithm has one, on any network.
+        sends (receives) one message after the other: that of the formula, if the algorithm has one, on any network.
     bytes_per_rank
         The bytes that the rank which sends most sends.
     segments
@@ -79,14 +79,14 @@ def simulate(
     Parameters
     ----------
     algorithm
-        What to run.
+        The algorithm to run.
     size
         The number of ranks. For an algorithm ``by_host``, ``network.ranks_per_host`` must divide it.
     nbytes
-        The bytes of the vector, or of all blocks together (what one rank gives away in all_to_all), evenly divided into chunks; these
+        The bytes of the vector, or of all blocks together (the blocks that one rank sends in all_to_all), evenly divided into chunks; these
         need not be whole bytes.
     network
-        Where it runs.
+        The network to run on.
     root
         The root of a rooted collective.
     segments
@@ -125,13 +125,13 @@ class Prepared:
     Attributes
     ----------
     algorithm, segments, wiring
-        What runs, into how many segments the vector or each block is cut, and where.
+        The algorithm, the number of segments of the vector or each block, and the network.
     chunks
         Into how many chunks the bytes of a call are divided.
     traffic
-        Some ranks, and what they send.
+        Some ranks, and their messages.
     program
-        All messages; None where there are too many to simulate them one by one.
+        All messages; None if there are too many to simulate them one by one.
     """
 
     algorithm: Algorithm
@@ -188,7 +188,7 @@ class Prepared:
 
 
 def _traffic(build: Callable[[int], Schedule], wiring: Wiring, symmetry: Symmetry) -> list[tuple[int, Sends]]:
-    """Return some ranks and what they send; where ranks repeat, one schedule serves many of them."""
+    """Return some ranks and their messages; if ranks repeat, one schedule serves many of them."""
     size, repeats, mirrored = wiring.size, symmetry.repeats, symmetry.mirrored
     if repeats == size:
         # The ranks of whole hosts, so that as many of them talk to other hosts as do everywhere.
@@ -205,23 +205,23 @@ def _traffic(build: Callable[[int], Schedule], wiring: Wiring, symmetry: Symmetr
 
 def _check(algorithm: Algorithm, size: int, nbytes: int, network: Network, root: int, segments: int | None) -> None:
     if not 1 <= size <= MAX_RANKS:
-        raise InvalidWorldSizeError(f"a world of {size} ranks was given, and expected are 1 to {MAX_RANKS:,}")
+        raise InvalidWorldSizeError(f"a world of {size} ranks was given; give 1 to {MAX_RANKS:,}")
     if not 0 <= root < size:
-        raise InvalidRankError(f"the root is {root}, and the ranks are 0 to {size - 1}")
+        raise InvalidRankError(f"the root is {root}, but the ranks are 0 to {size - 1}")
     if not 0 <= nbytes <= MAX_BYTES:
-        raise UsageError(f"{nbytes} bytes were given, and expected are 0 to 2**60")
+        raise UsageError(f"{nbytes} bytes were given; expected 0 to 2**60")
     if segments is not None and not 1 <= segments <= MAX_SEGMENTS:
-        raise UsageError(f"{segments} segments were given, and expected are 1 to {MAX_SEGMENTS:,}")
+        raise UsageError(f"{segments} segments were given; expected 1 to {MAX_SEGMENTS:,}")
     if network.jitter is not None:
         raise ConfigError(
-            "the network has [jitter], and the simulation of an algorithm has no random numbers; leave [jitter] out, or run a program "
+            "the network has [jitter], but the simulation of an algorithm has no random numbers; leave [jitter] out, or run a program "
             "with the simulated backend",
             key="jitter",
             value=network.jitter,
         )
     if algorithm.by_host and size % network.neighbours(size):
         raise UsageError(
-            f"{algorithm.name} {algorithm.collective.value} needs whole hosts, and {size} ranks are no multiple of "
+            f"{algorithm.name} {algorithm.collective.value} needs whole hosts, but {size} ranks are not a multiple of "
             f"{network.neighbours(size)} ranks per host; choose another number of either, or another algorithm"
         )
 
@@ -287,7 +287,7 @@ def run_program(program: Program, wiring: Wiring, chunk_bytes: float) -> Timing:
     if timing.finished < len(program.waits):
         raise ScheduleDeadlockError(
             f"after {timing.time_s} s no message can start, and {len(program.waits) - timing.finished} messages and reductions wait "
-            "for each other for ever"
+            "for each other forever"
         )
     return timing
 

@@ -1,11 +1,11 @@
-"""From schedules to arrays: what the clock needs to know of all messages and reductions of all ranks, and no more.
+"""From schedules to arrays: the facts about all messages and reductions of all ranks that the clock needs, and no more.
 
-Schedules are made one rank at a time, put into arrays and dropped. Copies are free, so that what waits for a copy waits for what
-the copy waits for.
+Schedules are made one rank at a time, put into arrays and dropped. Copies are free, so that a step that waits for a copy waits for the
+steps before the copy.
 
-Where the schedule of rank r + T is that of rank r with T added to every peer, for all ranks, the ranks are alike. If a
-rotation by T also leaves the network as it is, all of them do the same at the same time, and one period of ranks stands for all:
-a message to a rank outside of the period is one to the rank inside that is like it. Nothing is approximated by this. The
+If the schedule of rank r + T is that of rank r with T added to every peer, for all ranks, the ranks are alike. If a
+rotation by T also leaves the network as it is, all of them do the same at the same time, and one period of ranks represents all:
+a message to a rank outside of the period is one to the similar rank inside. Nothing is approximated by this. The
 same holds in a world of a power of two with ``^`` in place of ``+``, as recursive doubling has it.
 """
 
@@ -63,7 +63,7 @@ class Nodes:
     after: Ints
 
     def same_as(self, other: Nodes) -> bool:
-        """Tell whether two ranks do the same."""
+        """Return whether two ranks do the same."""
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__slots__)
 
 
@@ -74,9 +74,9 @@ class Symmetry:
     Attributes
     ----------
     period
-        The ranks below this do; all others do what the one with the same remainder does. The world size where each stands for itself.
+        The ranks below this are simulated; all others do what the one with the same remainder does. The world size if no rank represents another.
     repeats
-        After how many ranks schedules repeat; it divides the period. The world size where they do not.
+        The number of ranks after which schedules repeat; it divides the period. The world size if they do not.
     mirrored
         Whether ranks are alike by ``^`` and not by rotation.
     """
@@ -182,7 +182,7 @@ def sample_ranks(size: int, count: int) -> list[int]:
 
 
 def find_symmetry(build: Build, wiring: Wiring, neighbours: int, budget: int) -> Symmetry:
-    """Return which ranks stand for all, as far as ``budget`` steps can tell.
+    """Return the ranks that represent all, as far as ``budget`` steps can show.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ def compile_program(build: Build, size: int, symmetry: Symmetry) -> Program:
     order = np.lexsort((owner[sends], nodes.step[sends]))
     message = np.empty(len(sends), np.int64)
     message[order] = np.arange(len(sends))
-    # The operation that a node's end is, and the one that must wait for what the node waits for.
+    # The operation of a node's end, and the one that must wait for the node.
     ends, begins = np.empty((2, len(nodes.kind)), np.int64)
     begins[sends] = message
     begins[receives[receive_by_pair]] = message[by_pair]

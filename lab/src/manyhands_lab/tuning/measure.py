@@ -41,7 +41,7 @@ _MISLEADING: Final[tuple[str, ...]] = (of_setting("algorithms"), of_setting("sel
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure what the plan says whose JSON is the only argument; rank 0 writes the points to the plan's file."""
+    """Measure according to the plan whose JSON is the only argument; rank 0 writes the points to the plan's file."""
     plan = Plan.load(argv[0])
     rank, points = measure(plan)
     if rank == 0:
@@ -56,7 +56,7 @@ def measure(plan: Plan) -> tuple[int, list[Point]]:
     rank
         Which rank this is.
     points
-        What was measured, alike on all ranks.
+        The measured points, alike on all ranks.
 
     Raises
     ------
@@ -90,21 +90,21 @@ def _sizes(collective: Collective, sizes: Sequence[int]) -> list[int]:
 
 
 class _Clock:
-    """How much of the budget is left, told by rank 0 so that all ranks do the same."""
+    """The rest of the budget, sent by rank 0 so that all ranks do the same."""
 
     def __init__(self, group: Group, budget_s: float) -> None:
         self._group = group
         self._end = time.monotonic() + budget_s
 
     def agree(self, seconds: Sequence[float]) -> tuple[list[float], float]:
-        """Return the slowest rank's value of each number of seconds, and what is left of the budget."""
+        """Return the slowest rank's value of each number of seconds, and the rest of the budget."""
         own = np.array([*seconds, self._end - time.monotonic()])
         everyone = self._group.all_gather(own).reshape(self._group.world_size, -1)
         return [float(value) for value in everyone[:, :-1].max(axis=0)], float(everyone[0, -1])
 
 
 def _measure_point(collective: Collective, size: int, groups: dict[str, Group], clock: _Clock, left: int, most: int) -> Point:
-    """Measure all candidates for calls of one size; ``left`` points share what is left of the budget, and ``most`` rounds are enough."""
+    """Measure all candidates for calls of one size; ``left`` points share the rest of the budget, and ``most`` rounds are enough."""
     some = next(iter(groups.values()))
     nbytes = round_size(collective.value, size, some.world_size, _DTYPE.itemsize)
     case = Case(collective.value, some.rank, some.world_size, nbytes, _DTYPE)
@@ -133,7 +133,7 @@ def _measure_point(collective: Collective, size: int, groups: dict[str, Group], 
     rounds = max(_FEWEST_ROUNDS, min(most, int(remaining / left / max(one_round, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in hopeful}
     for turn in range(rounds):
-        # Each begins as often as any other: what comes first finds other caches and other neighbours than what comes last.
+        # Each begins as often as any other: the first finds other caches and other neighbours than the last.
         for place in range(len(hopeful)):
             name = hopeful[(turn + place) % len(hopeful)]
             samples[name].append(_sample(groups[name], calls[name], counts[name]))

@@ -17,29 +17,29 @@ __all__ = ["measured_rules"]
 _TOLERANCE = 0.05
 """Differences below it are taken for noise."""
 _LATENCY_BYTES = 4096
-"""Below it, all sizes take the same time: what holds for such a call holds for smaller ones."""
+"""Below it, all sizes take the same time: a row for such a call also serves smaller ones."""
 
 
 def measured_rules(
     points: Iterable[Point], world_size: int, hosts: int, algorithms: Collection[Algorithm], tolerance: float = _TOLERANCE
 ) -> list[Rule]:
-    """Return the rows that make a selector take what was fastest, in the measured world and from the least measured size to the greatest.
+    """Return the rows that make a selector take the fastest algorithm, in the measured world and from the least measured size to the greatest.
 
     Parameters
     ----------
     points
-        What was measured; points without times are passed over.
+        The measured points; points without times are skipped.
     world_size, hosts
         The number of ranks, and of the hosts that they were on.
     algorithms
-        What the names in ``points`` mean.
+        The meaning of the names in ``points``.
     tolerance
         The loss that is taken for the sake of fewer rows: 0.05 is a time 5 % above the best.
 
     Returns
     -------
     list of Rule
-        For each collective in the order of ``points``: rows for reproducible calls and for uneven blocks, where not all algorithms
+        For each collective in the order of ``points``: rows for reproducible calls and for uneven blocks, if not all algorithms
         serve these, and then the rows for all calls.
     """
     known = {(algorithm.collective, algorithm.name): algorithm for algorithm in algorithms}

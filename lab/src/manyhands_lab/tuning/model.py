@@ -25,13 +25,13 @@ TOLERANCE: Final[float] = 0.15
 """How much longer than the best the choice of the table may take, at the sizes and in the worlds that were simulated."""
 
 SLACK: Final[float] = 4.0
-"""How many times as much may be lost in large worlds, where one row serves several networks: the table cannot know which one it is."""
+"""The factor by which the loss may be greater in large worlds, in which one row serves several networks: the table cannot know which one it is."""
 
 _MESSAGES: Final[int] = 100_000
 """A call of more messages in a large world is priced by its formula: a table is made of thousands of calls."""
 
 _HOPELESS: Final[float] = 2.0
-"""What takes so many times as long as another one by its formula alone is not simulated: no row may lose that much."""
+"""An algorithm that is so many times slower than another one by its formula alone is not simulated: no row may lose that much."""
 
 _LAPTOP: Final[Network] = PRESETS["laptop"]
 
@@ -51,16 +51,16 @@ _RACK: Final[Network] = Network(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How ranks lie on hosts, and where they are simulated.
+    """The placement of ranks on hosts, and the network for simulations.
 
     Attributes
     ----------
     name
         For people.
     network
-        Where.
+        The network.
     ranks_per_host
-        How many neighbouring ranks share a host; 0 where all do.
+        The number of neighbouring ranks that share a host; 0 if all do.
     worlds
         The numbers of ranks that are simulated, ascending.
     slack
@@ -104,10 +104,10 @@ _SEVERAL: Final = (*_everywhere(_HOSTS), _HOSTS.far(PRESETS["torus"], 256, 1024)
 _EACH: Final = _everywhere(_LONELY)
 
 LAYOUTS: Final[tuple[Layout, ...]] = (*_ONE, *_SEVERAL, *_EACH)
-"""The layouts that the table tells apart, each in small worlds and in large ones."""
+"""The layouts that the table distinguishes, each in small worlds and in large ones."""
 
 Times = Mapping[tuple[Layout, int], Sequence[Mapping[str, float]]]
-"""For each layout and world, the times of all algorithms for each of `SIZES`; or what each loses, which slack makes less."""
+"""For each layout and world, the times of all algorithms for each of `SIZES`; or the loss of each, which slack reduces."""
 
 # The ways to let layouts share rows, each with the conditions of the rows; the first conditions go before the others.
 _ANYWHERE: Final[Rule] = Rule(Collective.BARRIER, "")
@@ -135,7 +135,7 @@ def _prepared(algorithm: Algorithm, layout: Layout, world_size: int, segments: i
 
 
 def _least(algorithm: Algorithm, layout: Layout, world_size: int, nbytes: int) -> float:
-    """Return seconds that a call takes at the very least, by its formula with the fastest links, where four steps may overlap."""
+    """Return the least seconds of a call, by its formula with the fastest links, if four steps may overlap."""
     if algorithm.cost is None:
         return 0.0
     network, segments = layout.network, default_segments(algorithm, nbytes, world_size)
@@ -154,14 +154,14 @@ def model_rules(
     Parameters
     ----------
     predicted
-        Tells the seconds of an algorithm in a layout and world for a size; by default the simulator does.
+        Returns the seconds of an algorithm in a layout and world for a size; by default the simulator does.
     tolerance
         The loss against the best that is taken for the sake of fewer rows.
 
     Returns
     -------
     list of Rule
-        For each collective rows for reproducible calls and for uneven blocks, where not all its algorithms serve these, and then
+        For each collective rows for reproducible calls and for uneven blocks, if not all its algorithms serve these, and then
         the rows for all calls.
     """
     rules: list[Rule] = []
@@ -280,7 +280,7 @@ def _rows_of_layouts(
 
 
 def _blocks(lost: Times, worlds: Sequence[int], tolerance: float) -> list[_Block] | None:
-    """Divide worlds into neighbours that share rows, so that there are as few rows as possible; None where that cannot be."""
+    """Divide worlds into neighbours that share rows, so that there are as few rows as possible; None if that is impossible."""
     alone = [_worst([cases for place, cases in lost.items() if place[1] == world]) for world in worlds]
     best: list[tuple[int, list[_Block]] | None] = [(0, [])]
     for stop in range(1, len(worlds) + 1):
@@ -301,8 +301,8 @@ def _blocks(lost: Times, worlds: Sequence[int], tolerance: float) -> list[_Block
 
 
 def _worst(places: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
-    """Return for each size what each algorithm loses in the worst of some places."""
-    # One that cannot serve one of them is passed over there, and the row would not hold what it promises.
+    """Return for each size the loss of each algorithm in the worst of some places."""
+    # An algorithm that cannot serve one of them is skipped there, and the row would not keep its promise.
     return [
         {name: max(case.get(name, math.inf) for case in cases) for name in set().union(*cases)}
         for cases in zip(*places, strict=True)
@@ -310,7 +310,7 @@ def _worst(places: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, fl
 
 
 def _reason(collective: Collective, each: Range, block: _Block, sizes: Sequence[int], times: Times, kind: Kind) -> str:
-    """Say what the model knows of the row: of all calls that it is for, not of one of them."""
+    """Return the model's reason for the row: about all calls of the row, not about one of them."""
     places = sorted(block.places, key=lambda place: place[1])
     first, last = places[0][1], places[-1][1]
     ranks = f"{first:,} ranks" if first == last else f"{first:,} to {last:,} ranks"

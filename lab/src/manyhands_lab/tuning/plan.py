@@ -1,4 +1,4 @@
-"""What is to be measured, and what was: plain data that travels between the command line and the ranks as JSON."""
+"""The plan of a measurement, and its results: plain data that travels between the command line and the ranks as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_SIZES: tuple[int, ...] = tuple(1 << power for power in (3, 8, 12, 16, 20
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to measure.
+    """The plan of a measurement.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Plan(msgspec.Struct, frozen=True):
     output
         The file that rank 0 writes the points to, as JSON.
     rounds
-        How often each algorithm is called in turn at most, where time allows.
+        The most calls of each algorithm in turn, if time allows.
     """
 
     candidates: dict[str, list[str]]
@@ -52,13 +52,13 @@ class Point(msgspec.Struct, frozen=True):
     Attributes
     ----------
     collective
-        What was called.
+        The collective.
     nbytes
         The size of the call, in bytes, as `Selector.choose` counts.
     times
         For each algorithm the seconds of one call: those of the slowest rank, the median over all rounds.
     rounds
-        How often each was called in turn; 0 where the budget was used up, and nothing was measured.
+        The number of calls of each in turn; 0 if the budget was used up, and nothing was measured.
     """
 
     collective: str

@@ -1,4 +1,4 @@
-"""From times to few rows: neighbouring sizes share a row where little is lost by it."""
+"""From times to few rows: neighbouring sizes share a row if little is lost by it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Algorithms that may serve some kind of call, and what marks the rows for it."""
+    """Algorithms that may serve some kind of call, and the condition of its rows."""
 
     names: frozenset[str]
     words: str = ""
@@ -53,7 +53,7 @@ def ranges(cases: Sequence[Mapping[str, float]], tolerance: float) -> list[Range
     Parameters
     ----------
     cases
-        For each size, ascending, the loss of every algorithm, as by `losses`; the worst of several worlds, where these are to
+        For each size, ascending, the loss of every algorithm, as by `losses`; the worst of several worlds, if these are to
         share rows.
     tolerance
         The greatest loss that is taken.
@@ -61,7 +61,7 @@ def ranges(cases: Sequence[Mapping[str, float]], tolerance: float) -> list[Range
     Returns
     -------
     list of Range
-        They cover all sizes; None where for some size every algorithm loses more. Of several algorithms that are good for a
+        They cover all sizes; None if for some size every algorithm loses more. Of several algorithms that are good for a
         range, it gets the one with the least loss in sum, or else the first by name.
     """
     found: list[Range] = []

@@ -1,4 +1,4 @@
-"""JSON that anybody may have written, into fixed types."""
+"""JSON of unknown origin, read into fixed types."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Extents = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 
 T = TypeVar("T")
 _WORDS = 1000
-"""How much is told of what is wrong; a key may be as long as the file."""
+"""The most characters of a fault that are shown; a key may be as long as the file."""
 
 
 def decode(data: bytes, kind: type[T], file: str, what: str) -> T:
-    """Return what a text says.
+    """Return the content of a text.
 
     Raises
     ------

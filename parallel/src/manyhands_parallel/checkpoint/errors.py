@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint."""
+"""The faults of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CheckpointError(ManyHandsError):
     Parameters
     ----------
     message
-        What was found, where, and what to do.
+        The finding, its place, and the remedy.
     file
         The path of the file that it is about, if it is about one.
     leaf

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, and which checkpoints are in a folder."""
+"""The content of a checkpoint, and the checkpoints in a folder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ArrayInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint holds. Its text is a table.
+    """The content of a checkpoint. Its text is a table.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class CheckpointInfo:
     world_size
         How many ranks have saved it.
     extra
-        What was given as ``extra``; tuples have become lists.
+        The value of ``extra``; tuples have become lists.
     arrays
         The dtype and shape of each array, by name.
     values
@@ -111,7 +111,7 @@ class CheckpointInfo:
 
 
 def describe(path: str | os.PathLike[str]) -> CheckpointInfo:
-    """Return what a checkpoint holds, without reading the data. No other rank takes part.
+    """Return the content of a checkpoint, without reading the data. No other rank takes part.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def newest(path: Path) -> Saved | None:
 
 
 def remove_old(path: Path, keep: int | None) -> None:
-    """Remove from the folder of an `AsyncSaver` all checkpoints but the last ``keep``, and what killed saves have left."""
+    """Remove from the folder of an `AsyncSaver` all checkpoints but the last ``keep``, and the files of killed saves."""
     ours = {folder for folder in _folders(path) if folder.name.isdecimal() and not folder.is_symlink()}
     complete = [saved for saved in _complete(path) if Path(saved.path) in ours]
     complete.sort(key=lambda saved: saved.time)

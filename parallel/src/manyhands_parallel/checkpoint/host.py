@@ -1,4 +1,4 @@
-"""The bytes of arrays, on the host: what is written to files, and read from them."""
+"""The bytes of arrays, on the host: written to files, and read from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def source(leaf: Any) -> Array:
     UsageError
         It has more than its elements, such as a mask.
     """
-    # Not np.ma, which loads that module: where another thread is about to, it is there in part.
+    # Not np.ma, which would be loaded: if another thread is just loading it, only a part of it is there.
     if isinstance(leaf, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise UsageError("a checkpoint cannot hold a masked array; save x.data and x.mask")
     words = oddity(leaf)
@@ -61,7 +61,7 @@ def cut(array: Array, box: Box) -> Array:
 
 
 def bytes_of(array: Array) -> Bytes:
-    """Return the bytes of an array's elements in C order: its own memory, where that is on the host and in this order."""
+    """Return the bytes of an array's elements in C order: its own memory, if that is on the host and in this order."""
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if is_torch(array):
@@ -80,7 +80,7 @@ _BLOCK = 1 << 20
 
 
 def fingerprint(array: Array) -> str:
-    """Return the CRC of the bytes of an array in C order: eight digits that differ where the bytes do, but for one pair in 2**32."""
+    """Return the CRC of the bytes of an array in C order: eight digits that differ if the bytes do, except for one pair in 2**32."""
     flat = array.reshape(-1)
     step = _BLOCK // itemsize(dtype_of(array))
     found = 0
@@ -90,7 +90,7 @@ def fingerprint(array: Array) -> str:
 
 
 def copy_bytes(array: Array, target: Bytes) -> None:
-    """Copy the elements of an array in C order to host memory, without memory of its own on the host where that can be."""
+    """Copy the elements of an array in C order to host memory, if possible without additional memory on the host."""
     if is_torch(array):
         import torch
 
@@ -103,7 +103,7 @@ def copy_bytes(array: Array, target: Bytes) -> None:
 
 
 def host_buffer(nbytes: int, arrays: list[Array]) -> Bytes:
-    """Return host memory for copies of some arrays: pinned, where GPUs copy to it."""
+    """Return host memory for copies of some arrays: pinned if GPUs copy to it."""
     for array in arrays if nbytes else ():
         if is_torch(array):
             if array.device.type == "cuda":
@@ -119,7 +119,7 @@ def host_buffer(nbytes: int, arrays: list[Array]) -> Bytes:
 
 
 def as_bits(array: Array) -> Bits | None:
-    """Return an array's own memory, with integers for elements; None where it is not on the host or cannot be written."""
+    """Return an array's own memory, with integers for elements; None if it is not on the host or cannot be written."""
     if not assignable(array):
         return None
     if isinstance(array, np.ndarray):
@@ -182,6 +182,6 @@ def _true(dtype: str) -> np.dtype[Any]:
 
 
 def is_torch(array: Array) -> bool:
-    """Tell whether an array is a tensor of torch."""
+    """Return whether an array is a tensor of torch."""
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     return isinstance(kind, type) and isinstance(array, kind)

@@ -42,7 +42,7 @@ _RANK = re.compile("0|[1-9][0-9]{0,18}")
 
 @dataclass
 class LoadReport:
-    """What `load` did on this rank.
+    """The work of `load` on this rank.
 
     Attributes
     ----------
@@ -79,10 +79,10 @@ def load(
     path
         The folder of a checkpoint, the same on all ranks. Or any file in safetensors format.
     like
-        A tree with the names, shapes and dtypes of what shall be loaded, as this rank wants it: arrays are loaded whole, of a
-        `ShardedArray` or a `DTensor` its pieces, and of a `PerRank` what this rank has saved. Arrays that can be written get the new content in
+        A tree with the names, shapes and dtypes of the arrays to load, as this rank wants them: plain arrays are loaded whole, of a
+        `ShardedArray` or a `DTensor` its pieces, and of a `PerRank` the value that this rank has saved. Arrays that can be written get the new content in
         place: their old content is lost. None: all arrays, whole, as NumPy arrays, and all values, in nested dicts by the keys of the tree that was
-        saved (a list has the keys 0, 1 ...). An empty dict in it takes what the checkpoint has there in the same way, such as the state of an
+        saved (a list has the keys 0, 1 ...). An empty dict in it takes the checkpoint's content there in the same way, such as the state of an
         optimizer of torch that has not made a step; as tensors on the CPU, if there is any tensor in ``like``.
     group
         The ranks that load; every one of them must call it. None for one process.
@@ -90,19 +90,19 @@ def load(
         Whether ``like`` and the checkpoint must have the same leaves, and as many ranks must load a `PerRank` as have saved it. If not, those
         that only one of them has stay as they are.
     verify
-        Whether to read all blocks (1 MiB) that hold wanted bytes wholly, to compare them with their checksums. Otherwise that is done for
-        those that are read in one go anyway: all, where ranks read what they have written.
+        Whether to read all blocks (1 MiB) that hold wanted bytes wholly, to compare them with their checksums. Otherwise only
+        blocks that are read in one go anyway are compared: all, if ranks read what they have written.
     progress
         Whether rank 0 shows a progress bar; by default for 256 MiB or more on a terminal.
     report
-        Is told what was done.
+        Called with a report of the work.
     timeout_s
         Seconds that each collective may wait for the other ranks; by default the group's, but ten minutes and more for ranks that read.
 
     Returns
     -------
     tree
-        Like ``like``: with the same arrays, where they could be written. Those of JAX, and those that are read-only or repeat elements, as
+        Like ``like``: with the same arrays, if they could be written. Those of JAX, and those that are read-only or repeat elements, as
         expanded tensors do, are new ones.
 
     Raises
@@ -112,8 +112,8 @@ def load(
     CheckpointCorruptError
         A file is not as it was written. If a checksum says so, ``like`` is partly overwritten; load another checkpoint.
     CheckpointFormatError
-        It is no checkpoint of manyhands, or of a newer version, or a file belongs to another save, or is a link, a pipe or the like. Or its
-        metadata are none that `save` writes, whatever their checksum: no array is returned of which an element did not come from a file.
+        It is not a checkpoint of manyhands, or it is of a newer version, or a file belongs to another save, or is a link, a pipe or the like. Or
+        `save` does not write such metadata, whatever their checksum: no array is returned of which an element did not come from a file.
     OutOfMemoryError
         There is no memory for an array. If it is of ``like``, there is no memory for its copy.
     SizeMismatchError, DTypeError
@@ -143,7 +143,7 @@ def load(
     ranks.raise_first([offer["failure"] for offer in offers], mine)
     paths = [offer["path"] for offer in offers]
     if len(set(paths)) > 1:
-        raise UsageError(f"all ranks must load from one path, and they gave {paths}", rank=ranks.rank)
+        raise UsageError(f"all ranks must load from one path, but they gave {paths}", rank=ranks.rank)
     assert task is not None
     try:
         with progress_bar("loading", task.nbytes, progress, ranks.rank) as advance:
@@ -163,7 +163,7 @@ def _is_open(node: Any) -> bool:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Return what a checkpoint, or any safetensors file, holds and where.
+    """Return the content of a checkpoint, or of any safetensors file, and its places.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def _find(path: Path) -> bytes | None:
         raise CheckpointError(f"{path} cannot be read: {error}", file=str(path)) from error
     if data is None:
         reason = f"it has no {storage.METADATA}: no save into it was completed" if path.is_dir() else "there is no such folder"
-        raise CheckpointMissingError(f"{path} is no complete checkpoint: {reason}", file=str(path))
+        raise CheckpointMissingError(f"{path} is not a complete checkpoint: {reason}", file=str(path))
     return data
 
 
@@ -204,7 +204,7 @@ def _meet(folder: Path, ranks: Ranks) -> bytes | None:
 
 
 def _of_file(path: Path) -> Metadata:
-    """Return what the header of a safetensors file says."""
+    """Return the content of the header of a safetensors file."""
     try:
         descriptor, nbytes = storage.open_file(path, follow=True)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
@@ -231,7 +231,7 @@ def _open(folder: Path, metadata: Metadata, name: str) -> File:
 
 @dataclass
 class _Task:
-    """What one rank loads.
+    """The data that one rank loads.
 
     Attributes
     ----------
@@ -240,7 +240,7 @@ class _Task:
     finish
         Returns the tree, when all is read.
     wants
-        What is to be read, and where to.
+        The data to read, and their targets.
     nbytes
         The bytes of that.
     """
@@ -256,7 +256,7 @@ class _Task:
 
     @classmethod
     def of(cls, folder: Path, metadata: Metadata, template: Any, strict: bool, ranks: Ranks) -> _Task:
-        """Compare a tree with what a checkpoint holds."""
+        """Compare a tree with the content of a checkpoint."""
         if template is None:
             return cls._of_all(folder, metadata)
         given, spec = flatten(template, is_leaf=_is_open)
@@ -302,12 +302,12 @@ class _Task:
                     if name in stored:
                         kind = "an array" if name in metadata.arrays else "a value"
                         raise UsageError(
-                            f"it is {kind} in the checkpoint, and an empty dict in like=, which takes what is below a dict"
+                            f"it is {kind} in the checkpoint, but an empty dict in like=, which takes only the content of a dict"
                         )
                     results[name] = task._nested(taken[name], len(opened[name]), in_torch=in_torch)
                 elif name in metadata.values:
                     if not is_value(leaf):
-                        raise UsageError(f"it is a value in the checkpoint, and {type(leaf).__qualname__} in like=")
+                        raise UsageError(f"it is a value in the checkpoint, but {type(leaf).__qualname__} in like=")
                     results[name] = lambda value=metadata.values[name].value: from_json(value)  # type: ignore[misc]
                 elif name in metadata.arrays:
                     results[name] = task._array(name, metadata.arrays[name], leaf)
@@ -335,7 +335,7 @@ class _Task:
     def _nested(
         self, leaves: Mapping[str, StoredArray | StoredValue], depth: int, *, in_torch: bool = False
     ) -> Callable[[], Any]:
-        """Take some leaves, whole; return what makes nested dicts of them, by the keys of their paths from ``depth`` on."""
+        """Take some leaves, whole; return a function that makes nested dicts of them, by the keys of their paths from ``depth`` on."""
         passing: dict[str, Bits] = {}
         for name, stored in leaves.items():
             if isinstance(stored, StoredArray):
@@ -375,15 +375,15 @@ class _Task:
         return count
 
     def _array(self, name: str, stored: StoredArray, leaf: Any) -> Callable[[], Any]:
-        """Let an array, or the pieces of one, be read; return what makes the result of it."""
+        """Let an array, or the pieces of one, be read; return a function that makes the result of it."""
         if is_value(leaf):
             raise UsageError(
-                f"it is an array of shape {stored.shape} in the checkpoint, and {type(leaf).__qualname__} in like="
+                f"it is an array of shape {stored.shape} in the checkpoint, but {type(leaf).__qualname__} in like="
             )
         for each in [piece for _, piece in leaf.pieces] if isinstance(leaf, ShardedArray) else [leaf]:
             words = oddity(each)
             if words:
-                raise LayoutError(f"nothing can be loaded into what is {words}")
+                raise LayoutError(f"an array cannot be loaded into a value that is {words}")
         if isinstance(leaf, Distributed):
             pieces_of = self._array(name, stored, leaf.sharded_array())
             return lambda: leaf.with_sharded_array(pieces_of())
@@ -419,7 +419,7 @@ class _Task:
     def _want(self, name: str, stored: StoredArray, box: Box, target: Bits | None = None) -> Bits:
         """Let a box be read into memory, by default new one, which is returned."""
         parts = [(chunk, common) for chunk in stored.chunks if (common := chunk.box.intersection(box)) is not None]
-        # Before there is any memory for what they hold: they are as long as all the arrays that they should have.
+        # Before there is any memory for their content: they are as long as all the arrays that they should have.
         for file in {chunk.file for chunk, _ in parts} - self._found:
             _open(self.folder, self.metadata, file).close()
             self._found.add(file)
@@ -436,7 +436,7 @@ class _Task:
 
 
 def _of_others(name: str, leaf: PerRank, stored: Mapping[str, Any], saved: int, ranks: Ranks, strict: bool) -> set[str]:
-    """Return what other ranks have saved for themselves under a name.
+    """Return the values that other ranks have saved for themselves under a name.
 
     Raises
     ------
@@ -458,9 +458,9 @@ def _of_others(name: str, leaf: PerRank, stored: Mapping[str, Any], saved: int, 
 
 def _compare(stored: StoredArray, shape: tuple[int, ...], dtype: str) -> None:
     if stored.shape != shape:
-        raise SizeMismatchError(f"it has shape {stored.shape} in the checkpoint, and {shape} in like=")
+        raise SizeMismatchError(f"it has shape {stored.shape} in the checkpoint, but {shape} in like=")
     if stored.dtype != dtype:
-        raise DTypeError(f"it has dtype {stored.dtype} in the checkpoint, and {dtype} in like=")
+        raise DTypeError(f"it has dtype {stored.dtype} in the checkpoint, but {dtype} in like=")
 
 
 def _list(names: tuple[str, ...]) -> str:

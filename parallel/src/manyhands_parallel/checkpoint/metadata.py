@@ -1,4 +1,4 @@
-"""``metadata.json``: what a checkpoint holds, and where. The file is there if, and only if, the checkpoint is complete."""
+"""``metadata.json``: the content of a checkpoint, with its places. The file is there if, and only if, the checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEEPEST = 100
 _LAST_S = 1e11
 """A time that no clock shows: three thousand years."""
 _WORDS = 1000
-"""How much is told of what is wrong; a text may be as long as the file."""
+"""The most characters of a fault that are shown; a text may be as long as the file."""
 _HEAD = re.compile(rb'\{"format":"manyhands-checkpoint","version":([1-9]\d{0,8}),"crc32":"([0-9a-f]{8})",')
 
 
@@ -106,7 +106,7 @@ def dump(metadata: Metadata) -> bytes:
 
 
 def parse(data: bytes, file: str, kind: type[S]) -> S:
-    """Read the content of the file. Whoever may write it can make its checksum, so that nothing in it is believed for that.
+    """Read the content of the file. An attacker who can write it can also make its checksum, so nothing in it is trusted for that.
 
     Raises
     ------
@@ -118,11 +118,13 @@ def parse(data: bytes, file: str, kind: type[S]) -> S:
     """
     head = _HEAD.match(data)
     if head is None:
-        raise CheckpointFormatError(f"{file} is no metadata of a manyhands checkpoint, or damaged at its beginning", file=file)
+        raise CheckpointFormatError(
+            f"{file} is not the metadata of a manyhands checkpoint, or damaged at its beginning", file=file
+        )
     version, crc = int(head[1]), head[2].decode()
     if version > _VERSION:
         raise CheckpointFormatError(
-            f"{file} has version {version} of the format, and this manyhands reads up to {_VERSION}: install a newer one",
+            f"{file} has version {version} of the format, but this manyhands reads up to {_VERSION}: install a newer one",
             file=file,
         )
     if f"{zlib.crc32(_begin('') + data[head.end() :]):08x}" != crc:
@@ -133,7 +135,7 @@ def parse(data: bytes, file: str, kind: type[S]) -> S:
         if isinstance(found, Metadata):
             _check(found)
     except ValueError as error:
-        raise CheckpointFormatError(f"{file} describes no checkpoint: {str(error)[:_WORDS]}", file=file) from error
+        raise CheckpointFormatError(f"{file} does not describe a checkpoint: {str(error)[:_WORDS]}", file=file) from error
     return found
 
 
@@ -142,7 +144,7 @@ def _check_names(stamp: Stamp) -> None:
         if re.match(DATA_FILE, name)[1] != stamp.save:  # type: ignore[index] # as the field demands
             raise ValueError(f"the file {name!r} is not one of its save, {stamp.save!r}")
     if not re.fullmatch("[0-9a-f]{16}", stamp.save):
-        raise ValueError(f"{stamp.save!r} is no name of a save, which has 16 hexadecimal digits")
+        raise ValueError(f"{stamp.save!r} is not the name of a save, which has 16 hexadecimal digits")
 
 
 def _check(metadata: Metadata) -> None:
@@ -212,7 +214,7 @@ def _begin(crc: str) -> bytes:
 
 
 def to_json(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON can hold it. What JSON lacks becomes an object with one key, such as ``{"$float": "7ff0000000000000"}``.
+    """Return a value in a form that JSON can hold. A value that JSON lacks becomes an object with one key, such as ``{"$float": "7ff0000000000000"}``.
 
     Raises
     ------
@@ -254,7 +256,7 @@ def to_json(value: Any, depth: int = 0) -> Any:
 
 
 def from_json(value: Any, depth: int = 0) -> Any:
-    """Return what `to_json` was given; tuples have become lists, but in keys, and bytearrays bytes.
+    """Return the argument of `to_json`; tuples have become lists, except in keys, and bytearrays bytes.
 
     Raises
     ------
@@ -286,26 +288,26 @@ def from_json(value: Any, depth: int = 0) -> Any:
             found = {}
             for item in items:
                 if not isinstance(item, list) or len(item) != 2:
-                    raise ValueError("in a dict there is something else than keys with values")
+                    raise ValueError("a dict has an entry that is not a key with a value")
                 found[_key(inner(item[0]))] = inner(item[1])
             if len(found) < len(items):
-                raise ValueError("a dict has a key twice")
+                raise ValueError("a dict has the same key twice")
             return found
     if any(key.startswith("$") for key in value):
-        raise ValueError(f"an object with the keys {[*value]} stands for no value")
+        raise ValueError(f"an object with the keys {[*value]} does not represent a value")
     return {key: inner(item) for key, item in value.items()}
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, float):
-        raise ValueError(f"{value!r} is no part of a complex number")
+        raise ValueError(f"{value!r} is not a part of a complex number")
     return value
 
 
 def _key(value: Any) -> Any:
     """Return a key of a dict: lists were tuples, or it could not have been one."""
     if isinstance(value, dict):
-        raise ValueError("a dict is no key")
+        raise ValueError("a dict cannot be a key")
     return tuple(map(_key, value)) if isinstance(value, list) else value
 
 

@@ -1,4 +1,4 @@
-"""What is to be saved, and which rank writes what of it."""
+"""The plan of a save: the data, and which rank writes which part."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Leaf:
     dtype, shape
         Of the whole array; of a value None and ().
     pieces
-        Of a sharded array what this rank has of it; of one that all ranks have, that one.
+        Of a sharded array the pieces of this rank; of an array that all ranks have, the whole.
     is_sharded
         Whether other ranks have other pieces.
     value
@@ -66,7 +66,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Part:
-    """What this rank writes: a box of a leaf."""
+    """The data that this rank writes: a box of a leaf."""
 
     leaf: Leaf
     box: Box
@@ -93,21 +93,21 @@ class Plan:
 
 
 def is_value(leaf: Any) -> bool:
-    """Tell whether a leaf is a Python value, and no array."""
+    """Return whether a leaf is a Python value, and no array."""
     return isinstance(leaf, bool | int | float | complex | str | bytes | bytearray) and not isinstance(leaf, np.generic)
 
 
 def own_name(name: str, rank: int, inner: str) -> str:
-    """Return the name in a checkpoint of a leaf of what one rank has for itself."""
+    """Return the name in a checkpoint of a leaf that one rank has for itself."""
     return ".".join(part for part in (name, str(rank), inner) if part)
 
 
 def make_plan(
     tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int | None, extra: Any, *, check: bool = True
 ) -> Plan:
-    """Agree with the other ranks, in one collective; see `manyhands_parallel.save` for what is refused.
+    """Agree with the other ranks, in one collective; see `manyhands_parallel.save` for the refused values.
 
-    Rank 0 makes the folder, and removes what earlier saves have left there, before any rank writes.
+    Rank 0 makes the folder, and removes the files of earlier saves there, before any rank writes.
     """
     folder = Path(path)
     leaves: list[Leaf] = []
@@ -145,7 +145,7 @@ def make_plan(
     if len({offer["digest"] for offer in offers}) > 1:
         told = difference("save", range(ranks.count), ranks.all_gather(same))
         raise UsageError(
-            f"{told}\nWhat each rank has for itself is saved as mp.PerRank(value); arrays that should be alike become so by mp.broadcast(tree, "
+            f"{told}\nSave a value that each rank has for itself as mp.PerRank(value); make arrays equal on all ranks by mp.broadcast(tree, "
             "group)",
             rank=ranks.rank,
         )
@@ -185,12 +185,12 @@ def make_plan(
 def _checked_step(step: Any) -> int | None:
     number = None if isinstance(step, bool) or not hasattr(step, "__index__") else operator.index(step)
     if step is not None and (number is None or number < 0):
-        raise UsageError(f"step must be an integer from 0 on, and {step!r} was given")
+        raise UsageError(f"step must be an integer of at least 0, not {step!r}")
     return number
 
 
 def _leaves(tree: Any, rank: int) -> tuple[list[Leaf], list[Leaf], list[str]]:
-    """Return the leaves that all ranks have, by sorted names, whatever the order in which this rank's dicts hold them; those that this rank has
+    """Return the leaves that all ranks have, by sorted names, whatever the order of this rank's dicts; the leaves that this rank has
     for itself; and the names under which each rank has some.
     """
     leaves, spec = flatten(tree)
@@ -212,7 +212,7 @@ def _leaves(tree: Any, rank: int) -> tuple[list[Leaf], list[Leaf], list[str]]:
 def _own_leaf(name: str, path: tuple[int | str, ...], leaf: Any) -> Leaf:
     """Return a leaf that this rank alone has."""
     if isinstance(leaf, ShardedArray | Distributed | PerRank):
-        raise UsageError(f"a value of each rank is made of arrays and Python values, and {type(leaf).__qualname__} was given")
+        raise UsageError(f"the value of mp.PerRank may contain arrays and Python values, but not {type(leaf).__qualname__}")
     found = _leaf(name, path, leaf)
     if found.dtype is None:
         return found
@@ -220,7 +220,7 @@ def _own_leaf(name: str, path: tuple[int | str, ...], leaf: Any) -> Leaf:
 
 
 def _content(leaf: Leaf) -> str:
-    """Return what is told of the bytes of an array that all ranks should have."""
+    """Return the facts about the bytes of an array that all ranks should have."""
     (array,) = leaf.pieces.values()
     return f"checksum {fingerprint(array)}"
 
@@ -248,7 +248,7 @@ def _keys(path: tuple[Any, ...]) -> tuple[int | str, ...]:
 
 
 def _prepare(folder: Path) -> None:
-    """Make a folder ready: what killed saves have left is removed, and what is there is ours."""
+    """Make a folder ready: remove the files of killed saves, and check that the rest is ours."""
     storage.make_folder(folder)
     try:
         data = storage.read_metadata(folder)
@@ -311,7 +311,7 @@ def _divide(leaves: list[Leaf], held: list[dict[int, list[Box]]], rank: int) -> 
 
 
 def _rooms(loads: list[int], total: int) -> list[tuple[int, int]]:
-    """Return who writes the arrays that all ranks have, and how many bytes each, so that all write as much in the end."""
+    """Return the ranks that write the arrays that all ranks have, and how many bytes each, so that all write as much in the end."""
     order = sorted(range(len(loads)), key=lambda rank: loads[rank])[: max(1, total // BLOCK_BYTES)]
     while (level := -(-(total + sum(loads[rank] for rank in order)) // len(order))) < loads[order[-1]]:
         order.pop()

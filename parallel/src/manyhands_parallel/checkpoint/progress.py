@@ -1,4 +1,4 @@
-"""A progress bar for what takes long."""
+"""A progress bar for long work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def progress_bar(what: str, nbytes: int, wanted: bool | None, rank: int) -> Iter
     Yields
     ------
     callable
-        Is told how many more bytes are done.
+        Called with the number of additional bytes that are done.
     """
     shown = wanted if wanted is not None else nbytes >= _LARGE_BYTES and sys.stderr.isatty()
     if not shown or rank != 0:

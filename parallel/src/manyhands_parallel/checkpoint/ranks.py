@@ -1,4 +1,4 @@
-"""The ranks that save or load together; one alone needs no group. What goes wrong on one of them is raised on all."""
+"""The ranks that save or load together; one alone needs no group. An error of one of them is raised on all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ranks:
     group
         The group; None for one process.
     timeout_s
-        Seconds that a rank waits for the others, where they may be reading or writing; None for a bound that suits ``nbytes`` of them.
+        Seconds that a rank waits for the others, which may be reading or writing; None for a bound that suits ``nbytes`` of them.
     """
 
     def __init__(self, group: Group | None, timeout_s: float | None) -> None:
@@ -43,19 +43,19 @@ class Ranks:
         return 600 + nbytes / 10e6 if self._timeout_s is None else self._timeout_s
 
     def all_gather(self, mine: Any, timeout_s: float | None = None) -> list[Any]:
-        """Return what each rank gave."""
+        """Return the values of all ranks."""
         if self.group is None:
             return [_travel(mine)]
         return self.group.all_gather_object(mine, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
     def gather(self, mine: Any, timeout_s: float) -> list[Any]:
-        """Return what each rank gave on rank 0, and nothing elsewhere."""
+        """Return the values of all ranks on rank 0, and nothing elsewhere."""
         if self.group is None:
             return [_travel(mine)]
         return self.group.gather_object(mine, timeout_s=timeout_s) or []
 
     def broadcast(self, mine: Any, timeout_s: float | None = None) -> Any:
-        """Return what rank 0 gave."""
+        """Return the value of rank 0."""
         if self.group is None:
             return _travel(mine)
         return self.group.broadcast_object(mine, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
@@ -77,7 +77,7 @@ class Ranks:
         Parameters
         ----------
         failures
-            What went wrong, the same list on all ranks.
+            The errors, the same list on all ranks.
         mine
             This rank's own error, which becomes the cause.
         """

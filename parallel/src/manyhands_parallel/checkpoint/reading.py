@@ -37,7 +37,7 @@ ends the process.)"""
 
 @dataclass(frozen=True)
 class Want:
-    """Elements of a chunk, and where they shall be.
+    """Elements of a chunk, and their target.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Want:
         return self._position(last) + self.target.itemsize
 
     def runs(self) -> Iterator[tuple[int, Bits]]:
-        """Yield what lies side by side in the file: its first byte, counted from the beginning of the chunk, and its target."""
+        """Yield the blocks that are side by side in the file: the first byte of each, counted from the beginning of the chunk, and its target."""
         axis = self.inner
         for index in np.ndindex(self.box.shape[:axis]):
             place = (*(start + step for start, step in zip(self.box.offset, index, strict=False)), *self.box.offset[axis:])
@@ -126,12 +126,12 @@ class File:
         self._mapped: mmap.mmap | None = None
         self.bytes_read: int = 0
         try:
-            # Of a safetensors file, the path is the user's, who may have made it a link.
+            # The path of a safetensors file is the user's, who may have made it a link.
             self._descriptor, found = open_file(path, follow=save is None)
         except CheckpointError:
             raise
         except FileNotFoundError as error:
-            raise CheckpointMissingError(f"{path} is missing, and the checkpoint needs it", file=self._path) from error
+            raise CheckpointMissingError(f"{path} is missing, but the checkpoint needs it", file=self._path) from error
         except OSError as error:
             raise CheckpointError(f"{path} cannot be opened: {error}", file=self._path) from error
         try:
@@ -157,7 +157,7 @@ class File:
         os.close(self._descriptor)
 
     def read(self, wants: list[Want], verify: bool, advance: Callable[[int], object]) -> None:
-        """Read what is wanted; every block that is read wholly, and in order, is compared with its checksum.
+        """Read the wanted bytes; every block that is read wholly, and in order, is compared with its checksum.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class File:
             self._read_run(want.chunk.start, position, target, check, advance)
 
     def _read_run(self, start: int, position: int, target: Bits, check: _Check, advance: Callable[[int], object]) -> None:
-        """Read what lies side by side in the file into an array of any strides."""
+        """Read bytes that are side by side in the file into an array of any strides."""
         if target.flags.c_contiguous:
             view = target.reshape(-1).view(np.uint8).data
             while view:
@@ -253,7 +253,7 @@ class _Check:
         self._is_whole, self._crc = True, 0
 
     def feed(self, position: int, data: memoryview) -> None:
-        """Take the bytes from ``position`` on; where it is not where the last ones ended, the next block that can be checked begins later."""
+        """Take the bytes from ``position`` on; if it is not the end of the last ones, the next block that can be checked begins later."""
         if not self.chunk.crc32:
             return
         if position != self._at:

@@ -1,6 +1,6 @@
 """The format of the data files: a length, a header in JSON, and the bytes of each array, C-contiguous, without gaps.
 
-See https://github.com/huggingface/safetensors. The package itself stores strided arrays wrong, and copies what it writes.
+See https://github.com/huggingface/safetensors. The package itself stores strided arrays wrong, and copies the arrays that it writes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _IN_DISGUISE: dict[str, tuple[str, tuple[int, ...]]] = {
     "complex128": ("F64", (2,)),
     **{f"float8_{kind}": ("U8", ()) for kind in ("e4m3", "e3m4", "e4m3fnuz", "e5m2fnuz", "e4m3b11fnuz")},
 }
-"""Dtypes that the format lacks: the one that stands for them, and the axes that it adds. The checkpoint's metadata has the true one."""
+"""Dtypes that the format lacks: the substitute, and the axes that it adds. The checkpoint's metadata has the true one."""
 _NAMES = {code: name for name, code in _CODES.items()}
-_NONE: Final = "is no safetensors file"
+_NONE: Final = "is not a safetensors file"
 _WIDTHS = {"bfloat16": 2, **{name: 1 for name in (*_CODES, *_IN_DISGUISE) if name.startswith("float8_")}}
 _ALIGNMENT = 8
 _LARGEST_HEADER = 100_000_000
-"""As in the package: what is larger is no safetensors file."""
+"""As in the package: a larger header is not a safetensors file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
     DTypeError
         A checkpoint cannot hold this dtype.
     ValueError
-        There can be no such array in memory: its axes without those of length 0 have more bytes than an address can tell.
+        There can be no such array in memory: its axes without those of length 0 have more bytes than an address can count.
     """
     check_dtype(dtype)
-    # What a file holds can be told where ml_dtypes is not installed.
+    # The content of a file can be listed even if ml_dtypes is not installed.
     each = _WIDTHS.get(dtype) or itemsize(dtype)
     if math.prod(extent or 1 for extent in shape) * each >= 2**63:
         raise ValueError(f"no memory can hold an array of {dtype} with shape {tuple(shape)}")
@@ -88,7 +88,7 @@ def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
 
 
 class _Entry(msgspec.Struct):
-    """What a header says of an array."""
+    """An array, as a header describes it."""
 
     dtype: str
     shape: Extents
@@ -101,7 +101,7 @@ def prefix(identity: str) -> bytes:
 
 
 def header(tensors: Iterable[Tensor], identity: str) -> bytes:
-    """Return the length and the header of a file: what stands before the data."""
+    """Return the length and the header of a file: the bytes before the data."""
     entries = [prefix(identity)]
     for tensor in tensors:
         code, axes = (_CODES[tensor.dtype], ()) if tensor.dtype in _CODES else _IN_DISGUISE[tensor.dtype]
@@ -127,7 +127,7 @@ def read_header(file: BinaryIO, nbytes: int, name: str) -> tuple[int, list[Tenso
     Returns
     -------
     int, list of Tensor
-        Where the data begins, and the arrays.
+        The position of the data, and the arrays.
 
     Raises
     ------

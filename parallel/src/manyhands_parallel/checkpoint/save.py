@@ -58,17 +58,17 @@ def save(
 
         - arrays of NumPy, CuPy, torch and JAX. All ranks must have the same, bit for bit; each writes a share.
         - `ShardedArray` and `DTensor`: each rank's pieces. A piece that several ranks have is written once.
-        - bool, int, float, complex, str and bytes, equal on all ranks. None is no leaf.
-        - `PerRank`: what each rank has for itself.
+        - bool, int, float, complex, str and bytes, equal on all ranks. None is not a leaf.
+        - `PerRank`: a value that each rank has for itself.
     path
-        A folder that all ranks see, the same on all. It is made if need be; of what is there, only the files of an earlier checkpoint are
-        replaced. Nobody else may save into it at the same time: the files of saves that are not complete are removed.
+        A folder that all ranks see, the same on all. It is made if need be; of its content, only the files of an earlier checkpoint are
+        replaced. No other program may save into it at the same time: the files of saves that are not complete are removed.
     group
         The ranks that save; None for one process that is no rank.
     step
         A number for `latest` and `describe`.
     extra
-        What `describe` shall give back: Python values in lists and dicts, equal on all ranks.
+        The value that `describe` shall give back: Python values in lists and dicts, equal on all ranks.
     check
         Whether the ranks compare checksums of the arrays that all of them have. Each rank reads all of its bytes for that, some GB in a
         second; arrays on a GPU come to the host. Without, arrays that differ end in a mixture.
@@ -92,7 +92,7 @@ def save(
     CheckpointFormatError
         The folder holds a ``metadata.json`` that is not ours, or is newer. Nothing was written.
     CommError
-        A rank was lost, or did not come in time. The path holds one of the two checkpoints, whole; the next save removes what is left.
+        A rank was lost, or did not come in time. The path holds one of the two checkpoints, whole; the next save removes the other files.
 
     All but the last are raised on every rank, and the group stays usable.
     """
@@ -104,7 +104,7 @@ def save(
 
 @dataclass(frozen=True)
 class _File:
-    """What a rank has written."""
+    """The result of a save on one rank."""
 
     name: str
     nbytes: int
@@ -119,22 +119,22 @@ def write(
     finish: Callable[[], object] = lambda: None,
     not_before: float = 0.0,
 ) -> float:
-    """Write what was planned, and commit it, in two collectives; see `save`.
+    """Write the planned data, and commit it, in two collectives; see `save`.
 
     Parameters
     ----------
     plan
-        What `make_plan` returned.
+        The result of `make_plan`.
     ranks
         Those of the plan.
     parts
         Returns this rank's parts, which may be copies of those of the plan.
     advance
-        Is told how many bytes were written.
+        Called with the number of bytes that were written.
     finish
-        What rank 0 does after the commit, such as tidy up: an OSError is of no consequence.
+        The work of rank 0 after the commit, such as to tidy up: an OSError has no consequence.
     not_before
-        The time of the new checkpoint is later, whatever the clock says.
+        The time of the new checkpoint is later than this, whatever the clock says.
 
     Returns
     -------
@@ -179,7 +179,7 @@ def write(
 
 
 def _write_parts(plan: Plan, name: str, parts: list[Part], advance: Callable[[int], object]) -> _File | None:
-    """Write this rank's file, and return what is in it; None if there is nothing."""
+    """Write this rank's file, and return its content; None if there is nothing to write."""
     if not parts:
         return None
     tensors: list[Tensor] = []
@@ -210,7 +210,7 @@ def _write_parts(plan: Plan, name: str, parts: list[Part], advance: Callable[[in
 
 
 def _tensor_name(part: Part, taken: set[str]) -> str:
-    """Return what a part is called in its file: as its leaf, and of parts of a leaf with the index of their first element."""
+    """Return the name of a part in its file: that of its leaf, and for parts of a leaf with the index of their first element."""
     name = part.leaf.name
     if part.box.shape != part.leaf.shape:
         name += "@" + ",".join(map(str, part.box.offset))
@@ -231,7 +231,7 @@ def _commit(plan: Plan, files: list[_File], world_size: int, not_before: float) 
         found = path.stat().st_size if path.exists() else None
         if found != file.nbytes:
             raise OSError(
-                f"rank 0 finds {found} bytes of {file.name}, and {file.nbytes} were written: all ranks must see one folder"
+                f"rank 0 finds {found} bytes of {file.name}, but {file.nbytes} were written: all ranks must see the same folder"
             )
     chunks: dict[str, list[Chunk]] = {leaf.name: [] for leaf in plan.leaves}
     for file in files:
@@ -257,7 +257,7 @@ def _commit(plan: Plan, files: list[_File], world_size: int, not_before: float) 
 
 
 def _is_there(plan: Plan) -> bool:
-    """Tell whether the folder holds this save, after an error of which that cannot be known."""
+    """Return whether the folder holds this save, after an error of which that cannot be known."""
     try:
         data = storage.read_metadata(plan.path)
         return data is not None and parse(data, str(plan.path), Stamp).save == plan.save

@@ -25,7 +25,7 @@ __all__ = ["AsyncSaver", "SaveWork"]
 
 
 class SaveWork:
-    """A save that goes on in the background. `AsyncSaver.save` returns it."""
+    """A save that continues in the background. `AsyncSaver.save` returns it."""
 
     def __init__(self) -> None:
         self._future: Future[Saved] = Future()
@@ -47,35 +47,35 @@ class SaveWork:
         Raises
         ------
         DeadlineError
-            ``timeout_s`` has passed; the save goes on.
+            ``timeout_s`` has passed; the save continues.
         ManyHandsError
             The error of the save; see `manyhands_parallel.save`.
         """
         try:
             error = self._future.exception(timeout_s)
         except FutureTimeoutError as late:
-            raise DeadlineError(f"the checkpoint was not complete within {timeout_s:g} s; the save goes on") from late
+            raise DeadlineError(f"the checkpoint was not complete within {timeout_s:g} s; the save continues") from late
         if error is not None:
             self._was_raised = True
             raise error
         return self._future.result()
 
     def done(self) -> bool:
-        """Tell whether it has ended, successfully or not."""
+        """Return whether it has ended, successfully or not."""
         return self._future.done()
 
     def exception(self) -> BaseException | None:
-        """Return the error of the save; None while it goes on and after success."""
+        """Return the error of the save; None while it runs and after success."""
         return self._future.exception() if self._future.done() else None
 
     def _raise_unseen(self) -> None:
-        """Wait, and raise the error that nobody has seen."""
+        """Wait, and raise the error that has not been raised before."""
         if not self._was_raised:
             self.wait()
 
 
 class AsyncSaver:
-    """Saves checkpoints while the program goes on. Every rank makes it, and calls its methods in the same order.
+    """Saves checkpoints while the program continues. Every rank makes it, and calls its methods in the same order.
 
     >>> with mp.AsyncSaver("ckpt", group, keep=3) as saver:
     ...     for step in range(steps):
@@ -90,7 +90,7 @@ class AsyncSaver:
     ----------
     path
         The folder of the checkpoints, the same on all ranks. It is made if need be. It is for one saver at a time: numbered folders without a
-        complete checkpoint are removed. A relative path is that of the working directory, which must stay while a save goes on.
+        complete checkpoint are removed. A relative path is that of the working directory, which must stay while a save runs.
     group
         The ranks that save.
     keep
@@ -122,7 +122,7 @@ class AsyncSaver:
         mine, failure, found = None, None, None
         try:
             if keep is not None and keep < 1:
-                raise UsageError(f"keep must be at least 1, or None for all, and {keep} was given")
+                raise UsageError(f"keep must be at least 1, or None for all, not {keep}")
             if self._ranks.rank == 0:
                 found = newest(self._path)
         except Exception as error:  # noqa: BLE001 - it is raised on all ranks
@@ -132,7 +132,7 @@ class AsyncSaver:
             self._ranks.raise_first([offer["failure"] for offer in offers], mine)
             given = [tuple(offer["same"]) for offer in offers]
             if len(set(given)) > 1:
-                raise UsageError(f"all ranks must give the same path and keep=, and they gave {given}", rank=part.rank)
+                raise UsageError(f"all ranks must give the same path and keep=, but they gave {given}", rank=part.rank)
         except BaseException:
             part.close()
             raise
@@ -153,7 +153,7 @@ class AsyncSaver:
     def save(self, tree: Any, *, step: int, extra: Any = None, check: bool = True, progress: bool = False) -> SaveWork:
         """Save a tree, and return when this rank's share is copied: the program may then change its arrays.
 
-        One collective compares what the ranks save; the rest happens in the background. If the save before has not ended, this waits for it:
+        One collective compares the trees of the ranks; the rest happens in the background. If the save before has not ended, this waits for it:
         there is one copy at a time.
 
         Parameters
@@ -168,7 +168,7 @@ class AsyncSaver:
         Returns
         -------
         SaveWork
-            Its errors come out at its `SaveWork.wait`. If nobody waits, they come out at the next save, or at `close`.
+            Its errors are raised by its `SaveWork.wait`. Without a wait, the next save or `close` raises them.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class AsyncSaver:
         UsageError
             As for `manyhands_parallel.save`; ``step`` is no number from 0 on. Nothing was saved.
         ManyHandsError
-            The save before has failed, and nobody has waited for it. This one was not begun.
+            The save before has failed, and its error was not raised before. This one was not begun.
         """
         if self._is_closed:
             raise ClosedError("the saver was closed; make another one")
@@ -201,7 +201,7 @@ class AsyncSaver:
         return work
 
     def latest(self) -> Saved | None:
-        """Return the newest complete checkpoint: the last one whose save has ended, or what was there when the saver was made.
+        """Return the newest complete checkpoint: the last one whose save has ended, or the one that was there when the saver was made.
 
         A save in flight may end at other moments on other ranks: `SaveWork.wait` first, if all must have the same answer.
         """
@@ -213,7 +213,7 @@ class AsyncSaver:
         Raises
         ------
         ManyHandsError
-            That save has failed, and nobody has waited for it.
+            That save has failed, and its error was not raised before.
         """
         if self._is_closed:
             return
@@ -225,7 +225,7 @@ class AsyncSaver:
             self._group.close()
 
     def _settle(self) -> None:
-        """Wait for the save before, and raise its error if nobody has seen it."""
+        """Wait for the save before, and raise its error if it was not raised before."""
         work, thread = self._work, self._thread
         if work is None or thread is None:
             return
@@ -234,7 +234,7 @@ class AsyncSaver:
         work._raise_unseen()
 
     def _stage(self, plan: Plan) -> list[Part]:
-        """Copy what this rank will write."""
+        """Copy the data that this rank will write."""
         nbytes = sum(part.nbytes for part in plan.parts)
         if self._buffer is None or self._buffer.nbytes < nbytes:
             self._buffer = None

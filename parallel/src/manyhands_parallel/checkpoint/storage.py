@@ -1,7 +1,7 @@
 """Files: each step that a crash may come between, on its own.
 
-What must survive a crash of the computer is synchronised before what refers to it. All else of this package reaches files through here. The
-files of a checkpoint are regular ones: a link in its folder may lead anywhere, and a pipe is waited for.
+Data that must survive a crash of the computer are synchronised before the file that refers to them. All other modules of this package use files through
+here. The files of a checkpoint are regular ones: a link in its folder may lead anywhere, and opening a pipe may block.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def data_file(save: str, rank: int) -> str:
 
 
 def is_data_file(name: str) -> bool:
-    """Tell whether a name is one that `data_file` gives."""
+    """Return whether a name is one that `data_file` gives."""
     return re.match(DATA_FILE, name) is not None
 
 
@@ -70,11 +70,11 @@ def open_file(path: Path, *, follow: bool = False) -> tuple[int, int]:
     Raises
     ------
     CheckpointFormatError
-        It is none: a link, a folder, a pipe or a device.
+        It is not one: a link, a folder, a pipe or a device.
     OSError
         It cannot be opened.
     """
-    # Without O_NONBLOCK, a pipe that nobody writes to would be waited for.
+    # Without O_NONBLOCK, opening a pipe without a writer would block.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -91,12 +91,12 @@ def open_file(path: Path, *, follow: bool = False) -> tuple[int, int]:
 
 def _irregular(path: Path, what: str) -> CheckpointFormatError:
     return CheckpointFormatError(
-        f"{path} is {what}, and a checkpoint has regular files alone: put the file itself there", file=str(path)
+        f"{path} is {what}, but a checkpoint has only regular files: put the file itself there", file=str(path)
     )
 
 
 def length_of(path: Path) -> int | None:
-    """Return the length of a regular file; None where there is none."""
+    """Return the length of a regular file; None if there is none."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):
@@ -105,7 +105,7 @@ def length_of(path: Path) -> int | None:
 
 
 def read_metadata(path: Path) -> bytes | None:
-    """Return the content of ``metadata.json``; None where there is none.
+    """Return the content of ``metadata.json``; None if there is none.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def read_metadata(path: Path) -> bytes | None:
         if nbytes > LARGEST_METADATA:
             name = str(path / METADATA)
             raise CheckpointFormatError(
-                f"{name} is no metadata of a manyhands checkpoint: it has {nbytes:,} bytes, and these at most {LARGEST_METADATA:,}",
+                f"{name} is not the metadata of a manyhands checkpoint: it has {nbytes:,} bytes, and these at most {LARGEST_METADATA:,}",
                 file=name,
             )
         return file.read(nbytes)
@@ -171,7 +171,7 @@ def remove_checkpoint(path: Path) -> None:
     sync_folder(path)
     remove([path / _TEMPORARY])
     remove_others(path, [])
-    with contextlib.suppress(OSError):  # somebody else has files there
+    with contextlib.suppress(OSError):  # it holds files of another program
         os.rmdir(path)  # noqa: PTH106 - as all steps of this module
 
 

@@ -18,11 +18,11 @@ _PRIME: Final = 2**127 - 1
 def tile(boxes: Iterable[Box], shape: tuple[int, ...]) -> bool:
     """Return whether boxes hold each element of an array exactly once, and nothing beyond it.
 
-    The number of boxes that hold an element is a function of its index that is zero far away, so that its mixed difference determines it;
-    and the mixed difference of one box is +1 or -1 at each of its corners, and zero elsewhere. So the corners must add up to those of the
-    whole. A box has two to the power of its axes of them, and they are not listed: each end along an axis gets a random number, a corner stands
-    for the product of its own, and the sum over the corners of a box is a product of differences. If the corners do not add up, the numbers
-    do by a chance of axes in 2**127 (Schwartz and Zippel). So the time is linear in the number of boxes and of axes.
+    The number of boxes that hold an element is a function of its index that is zero far away, so that its mixed difference determines it.
+    The mixed difference of one box is +1 or -1 at each of its corners, and zero elsewhere. So the corners must add up to those of the
+    whole. A box has two to the power of its axes of them, and they are not listed: each end along an axis gets a random number, a corner has
+    the product of its own, and the sum over the corners of a box is a product of differences. If the corners do not add up, the numbers
+    do with a chance of axes in 2**127 (Schwartz and Zippel). So the time is linear in the number of boxes and of axes.
     """
     ends: defaultdict[tuple[int, int], int] = defaultdict(lambda: secrets.randbelow(_PRIME))
     total = 0
@@ -36,7 +36,7 @@ def tile(boxes: Iterable[Box], shape: tuple[int, ...]) -> bool:
 
 
 def find_fault(boxes: Sequence[Box], shape: tuple[int, ...]) -> tuple[Box, Box] | Box | None:
-    """Return two boxes that overlap, or a box of elements that none holds; None where `tile` holds."""
+    """Return two boxes that overlap, or a box of elements that no box holds; None if `tile` holds."""
     ordered = sorted(box for box in boxes if box.size)
     for number, one in enumerate(ordered):
         for other in islice(ordered, number + 1, None):

@@ -1,1 +1,1 @@
-"""What this distribution adds to the command line; the only part that needs typer, which the command line brings."""
+"""The commands of this distribution; the only part that needs typer, which the command line brings."""

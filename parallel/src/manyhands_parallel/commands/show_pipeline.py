@@ -34,7 +34,7 @@ def show_pipeline(
         Path | None, typer.Option(help="Write the picture to this file.", metavar="FILE", show_default=False)
     ] = None,
 ) -> None:
-    """Draw the schedule of a pipeline, and tell what it costs.
+    """Draw the schedule of a pipeline, and show its cost.
 
     Pictures go to the terminal or to a file. Without a name, all schedules are listed.
     """

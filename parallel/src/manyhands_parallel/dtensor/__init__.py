@@ -1,4 +1,4 @@
-"""Arrays that are distributed on a mesh, and what brings them from one distribution to another."""
+"""Arrays that are distributed on a mesh, and the moves from one distribution to another."""
 
 from manyhands_parallel.dtensor.dtensor import DTensor, distribute, from_local
 from manyhands_parallel.dtensor.placements import Partial, Placement, Replicate, Shard

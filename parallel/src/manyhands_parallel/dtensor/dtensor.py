@@ -29,16 +29,16 @@ class DTensor(Inert):
     """An array that lies distributed on a mesh. Made by `distribute` and `from_local`; it does not change.
 
     It has no operators, and functions of NumPy and torch, ``==`` and ``if`` refuse it: compute with ``local``, and make the result a distributed array by
-    `with_local`, or take the whole array by `full`. Of a torch tensor it has the value alone, without its history.
+    `with_local`, or take the whole array by `full`. It has only the value of a torch tensor, without its history.
 
     Attributes
     ----------
     local
-        What this rank has: an array of NumPy, CuPy, torch or JAX.
+        The part of this rank: an array of NumPy, CuPy, torch or JAX.
     mesh
         The mesh, or the group.
     placements
-        For each axis of the mesh how the array lies on it. Axes of the array are counted from 0, and the counts of a `Shard` are None where they
+        For each axis of the mesh the placement of the array on it. Axes of the array are counted from 0, and the counts of a `Shard` are None if they
         are the usual ones.
     shape
         The shape of the whole array.
@@ -107,10 +107,10 @@ class DTensor(Inert):
         placements
             One for each axis of the mesh, the same on all ranks.
         check
-            Whether the ranks compare what they gave first, in a small call. Without, a difference ends in a `CollectiveMismatchError`, or, where no
+            Whether the ranks compare their values first, in a small call. Without it, a difference ends in a `CollectiveMismatchError`, or, if no
             bytes are sent, is not found.
         reproducible
-            Whether sums of floats have the same bits whatever the backend and the size: see `Group.all_reduce`.
+            Whether sums of floats have the same bits for every backend and size: see `Group.all_reduce`.
         timeout_s
             Seconds that each collective may last.
 
@@ -171,7 +171,7 @@ class DTensor(Inert):
         Returns
         -------
         ndarray
-            Where the array is replicated already, ``local`` itself.
+            If the array is replicated already, ``local`` itself.
 
         Raises
         ------
@@ -181,12 +181,12 @@ class DTensor(Inert):
         return self.redistribute([Replicate()] * len(self.placements), reproducible=reproducible, timeout_s=timeout_s).local
 
     def with_local(self, local: Array) -> DTensor:
-        """Return another array that lies in the same way: what was computed element by element of ``local``, or loaded. Nothing is sent.
+        """Return another array with the same placements: computed element by element from ``local``, or loaded. Nothing is sent.
 
         Parameters
         ----------
         local
-            What this rank has of it: the shape of ``self.local``, and on all ranks the same dtype.
+            The part of this rank: the shape of ``self.local``, and on all ranks the same dtype.
 
         Raises
         ------
@@ -195,13 +195,11 @@ class DTensor(Inert):
         """
         local = value(local, takes_leaves=True)
         if shape_of(local) != shape_of(self.local):
-            raise SizeMismatchError(
-                f"this rank's part of {self!r} has shape {shape_of(self.local)}, and one of shape {shape_of(local)} was given"
-            )
+            raise SizeMismatchError(f"this rank's part of {self!r} has shape {shape_of(self.local)}, not {shape_of(local)}")
         return DTensor(local, self.mesh, self._spec)
 
     def sharded_array(self) -> ShardedArray:
-        """Return what checkpoints take: this rank's part as a piece of the whole array, in the same memory. Nothing is sent.
+        """Return the form that checkpoints take: this rank's part as a piece of the whole array, in the same memory. Nothing is sent.
 
         Raises
         ------
@@ -212,12 +210,12 @@ class DTensor(Inert):
         return ShardedArray(self.shape, [(self.offset, self.local)])
 
     def with_sharded_array(self, array: ShardedArray) -> DTensor:
-        """Return a distributed array that lies as this one does, of what was loaded into its `sharded_array`. Nothing is sent.
+        """Return a distributed array with the same placements as this one, from the loaded content of its `sharded_array`. Nothing is sent.
 
         Parameters
         ----------
         array
-            One piece, where this rank's part is.
+            One piece, at the place of this rank's part.
 
         Raises
         ------
@@ -226,13 +224,13 @@ class DTensor(Inert):
         """
         mine = self._spec.box(self._place.coordinates)
         if array.shape != self.shape or [box for box, _ in array.pieces] != [mine]:
-            raise SizeMismatchError(f"this rank has {mine} of {self!r}, and {array!r} was given")
+            raise SizeMismatchError(f"this rank has {mine} of {self!r}, not {array!r}")
         return self.with_local(array.pieces[0][1])
 
     def _need_sums(self, what: str) -> None:
         if any(isinstance(each, Partial) for each in self.placements):
             raise UsageError(
-                f"{self!r} is a reduction that has not been made: redistribute it to Replicate() or Shard(dim) before {what}"
+                f"{self!r} is a reduction that is not finished: redistribute it to Replicate() or Shard(dim) before {what}"
             )
 
     def _steps(self, target: Spec) -> tuple[Step, ...]:
@@ -261,7 +259,7 @@ def distribute(
     Returns
     -------
     DTensor
-        Its ``local`` is a copy, or ``x`` itself where that is whole.
+        Its ``local`` is a copy, or ``x`` itself if that is whole.
 
     Raises
     ------
@@ -293,14 +291,14 @@ def from_local(
 ) -> DTensor:
     """Make a distributed array of the parts that the ranks have. Every rank must call it.
 
-    The ranks tell each other the shapes of their parts, in a small call, so that the sizes of shards are known and never guessed.
+    The ranks exchange the shapes of their parts, in a small call, so that the sizes of shards are known and never guessed.
 
     >>> d = mp.from_local(part, mesh, [mp.Shard(0)])  # any number of rows on each rank
 
     Parameters
     ----------
     part
-        What this rank has.
+        The part of this rank.
     mesh
         The mesh, or a group, which is a mesh of one axis.
     placements
@@ -344,7 +342,7 @@ def from_local(
     spec = _joined(shapes, place, given)
     if wanted is not None and list(spec.shape) != wanted:
         raise UsageError(
-            f"the parts of {place.parent.world_size} ranks make the shape {spec.shape}, and not {wanted}: {_listed(shapes)}"
+            f"the parts of {place.parent.world_size} ranks make the shape {spec.shape}, not {wanted}: {_listed(shapes)}"
         )
     return DTensor(part, mesh, _checked(spec, dtype_of(part)))
 
@@ -378,7 +376,7 @@ def _joined(shapes: list[tuple[int, ...]], place: Place, placements: Sequence[Pl
         sizes = table[..., dim]
         if (sizes.max(axis=others, keepdims=True) != sizes).any():
             raise UsageError(
-                f"axis {dim} of the array is not sharded along every axis of the mesh, and the parts differ in it where they should not: {_listed(shapes)}"
+                f"axis {dim} of the array is not sharded along every axis of the mesh, but the parts differ in it: {_listed(shapes)}"
             )
         sizes = sizes.max(axis=others)
         shape.append(int(sizes.sum()))
@@ -403,13 +401,13 @@ def _place_of(mesh: DeviceMesh | Group) -> Place:
         return Place(mesh.parent, groups, mesh.names, mesh.shape, mesh.coordinates)
     if isinstance(mesh, Group):
         return Place(mesh, (mesh,), ("group",), (mesh.world_size,), (mesh.rank,))
-    raise UsageError(f"a distributed array lies on a DeviceMesh or a Group, and a {type(mesh).__qualname__} was given")
+    raise UsageError(f"a distributed array needs a DeviceMesh or a Group, not a {type(mesh).__qualname__}")
 
 
 def _checked(spec: Spec, dtype: str) -> Spec:
     """Check that a dtype is one of numbers, and that it has the reductions of a spec."""
     if not any(kind in dtype for kind in ("bool", "int", "float", "complex")):
-        raise DTypeError(f"a distributed array holds numbers, and one of dtype {dtype} was given")
+        raise DTypeError(f"a distributed array must hold numbers, but its dtype is {dtype}")
     ops = {each.op for each in spec.placements if isinstance(each, Partial)}
     floats = "float" in dtype or "complex" in dtype
     wrong = {
@@ -434,7 +432,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def _kind(x: Any) -> str:
-    """Return the dtype of an array, and what is odd about it; the type of what is none."""
+    """Return the dtype of an array, and any fault of it; the type of another value."""
     try:
         value(x, takes_leaves=True)
     except DTypeError:
@@ -453,7 +451,7 @@ def _checksum(x: Array) -> str:
     try:
         buffer = readable(x)
     except DTypeError:
-        return ""  # what it is, is told of it
+        return ""  # its type says the rest
     if hasattr(buffer, "untyped_storage") and buffer.device.type == "cpu":
         import torch
 

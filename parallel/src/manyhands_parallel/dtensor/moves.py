@@ -40,7 +40,7 @@ class Place:
 
 
 def move(local: Array, before: Spec, step: Step, place: Place, *, reproducible: bool | None, timeout_s: float | None) -> Array:
-    """Carry out a step; return what this rank has after it."""
+    """Carry out a step; return this rank's part after it."""
     group, old, new = place.groups[step.axis], step.source, step.target
     if isinstance(old, Replicate) and isinstance(new, Shard):
         mine = part(local, new.dim, step.after.counts_at(step.axis, place.coordinates), group.rank)
@@ -59,7 +59,7 @@ def move(local: Array, before: Spec, step: Step, place: Place, *, reproducible: 
 
 
 def owned(view: Array) -> Array:
-    """Return a copy, so that what the view is of can be freed."""
+    """Return a copy, so that the owner of the view's memory can be freed."""
     return namespace(view).asarray(view, copy=True)
 
 
@@ -75,7 +75,7 @@ def _all_reduce(local: Array, group: Group, op: str, reproducible: bool | None, 
 
 
 def _all_to_all(local: Array, before: Spec, step: Step, place: Place, timeout_s: float | None) -> Array:
-    """Give each rank along an axis of the mesh what it will have of this rank's box."""
+    """Give each rank along an axis of the mesh its future share of this rank's box."""
     old, new, ranks, group = step.source, step.target, place.along(step.axis), place.groups[step.axis]
     assert isinstance(old, Shard)
     assert isinstance(new, Shard)
@@ -86,12 +86,12 @@ def _all_to_all(local: Array, before: Spec, step: Step, place: Place, timeout_s:
     rows = [set(spec.counts_at(step.axis, place.coordinates)) for spec in (before, step.after)]
     even = old.dim != new.dim and all(len(each) == 1 for each in rows)
     arrived = exchange(parts, [each.shape for each in found], even, group, timeout_s=timeout_s)
-    # The parts come in the order of ranks, in which they lie side by side along what was sharded.
+    # The parts come in the order of ranks, in which they are side by side along the sharded axis.
     return namespace(local).concat(arrived, axis=old.dim)
 
 
 def _common(one: Box, other: Box) -> Box:
-    """Return what two boxes share, also where that is nothing."""
+    """Return the common part of two boxes, even if it is empty."""
     offset = tuple(map(max, one.offset, other.offset))
     stop = (min(a + m, b + n) for a, m, b, n in zip(one.offset, one.shape, other.offset, other.shape, strict=True))
     return Box(offset, tuple(max(0, last - first) for first, last in zip(offset, stop, strict=True)))
@@ -115,7 +115,7 @@ def _pad(local: Array, before: Spec, step: Step, place: Place, op: str) -> Array
 
 
 def _identities(like: Array, shape: Sequence[int], op: str) -> Array:
-    """Return an array of what a reduction does not notice."""
+    """Return an array of the identity of a reduction."""
     xp = namespace(like)
     return xp.full(tuple(shape), _identity(dtype_of(like), op), dtype=like.dtype, device=array_api_compat.device(like))
 

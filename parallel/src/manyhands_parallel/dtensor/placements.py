@@ -44,7 +44,7 @@ class Shard(Placement):
     Raises
     ------
     UsageError
-        ``dim`` is no integer, or ``counts`` holds something else than integers of at least 0.
+        ``dim`` is not an integer, or ``counts`` holds a value that is not an integer of at least 0.
     """
 
     dim: int
@@ -52,7 +52,7 @@ class Shard(Placement):
 
     def __init__(self, dim: int, counts: Sequence[Any] | None = None) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
-            raise UsageError(f"Shard takes the number of an axis, and {dim!r} was given")
+            raise UsageError(f"Shard takes the number of an axis, not {dim!r}")
         object.__setattr__(self, "dim", int(dim))
         object.__setattr__(self, "counts", None if counts is None else _as_tuples(counts))
 
@@ -79,7 +79,7 @@ class Partial(Placement):
 
     def __init__(self, op: str = "sum") -> None:
         if op not in ("sum", "mean", "avg", "min", "max"):
-            raise UsageError(f"Partial takes 'sum', 'mean', 'min' or 'max', and {op!r} was given")
+            raise UsageError(f"Partial takes 'sum', 'mean', 'min' or 'max', not {op!r}")
         object.__setattr__(self, "op", "mean" if op == "avg" else op)
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ def _as_tuples(counts: Any) -> tuple[Any, ...]:
     except ValueError:
         array = np.empty(0, object)
     if array.ndim == 0 or array.dtype.kind not in "iu" or (array.size and array.min() < 0):
-        raise UsageError(f"counts has a number of rows for each rank, and {counts!r} was given")
+        raise UsageError(f"counts must be a number of rows for each rank, not {counts!r}")
     return tuples(array)
 
 

@@ -1,7 +1,7 @@
 """The cheapest way from one set of placements to another.
 
 A step changes the placement on one axis of the mesh. If several axes of the mesh shard one axis of the array, only the innermost of them can
-change: what another one joined would not lie side by side. So a way may have to go round, and among all of them the one that sends the fewest
+change: the blocks that another one joined would not be side by side. So a way may need a detour, and among all of them the one that sends the fewest
 bytes is searched, by the algorithm of E. W. Dijkstra, "A note on two problems in connexion with graphs", 1959.
 """
 
@@ -40,7 +40,7 @@ class Step:
     total_bytes
         The bytes of the array that all ranks of the mesh send together.
     bytes_per_rank
-        The bytes that a rank sends, on average; if the shards are even, what each sends.
+        The bytes that a rank sends, on average; if the shards are even, the bytes of each rank.
     """
 
     axis: int
@@ -133,7 +133,7 @@ def _elements_sent(before: Spec, after: Spec, axis: int) -> int:
 
 
 def _staying(before: Spec, after: Spec, axis: int) -> int:
-    """Return how many elements stay where they are when an axis of the mesh changes what it shards."""
+    """Return how many elements stay in place when an axis of the mesh shards another axis of the array."""
     old, new = before.placements[axis], after.placements[axis]
     mine, its = before.counts[axis], after.counts[axis]
     assert isinstance(old, Shard)

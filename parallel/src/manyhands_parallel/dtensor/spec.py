@@ -44,7 +44,7 @@ class Spec:
         given: list[Any] = [*placements] if isinstance(placements, list | tuple) else [placements]
         if len(given) != len(mesh) or not all(isinstance(each, Replicate | Shard | Partial) for each in given):
             raise UsageError(
-                f"a mesh of {len(mesh)} axes takes that many placements, each Replicate(), Shard(dim) or Partial(op), and {placements!r} was given"
+                f"a mesh of {len(mesh)} axes takes that many placements, each Replicate(), Shard(dim) or Partial(op), not {placements!r}"
             )
         kinds = {"sum" if each.op == "mean" else each.op for each in given if isinstance(each, Partial)}
         if len(kinds) > 1:
@@ -73,7 +73,7 @@ class Spec:
         return _sharding(self.placements, dim)
 
     def is_innermost(self, axis: int) -> bool:
-        """Tell whether no axis of the mesh divides further what this one divides."""
+        """Return whether no axis of the mesh divides further what this one divides."""
         placement = self.placements[axis]
         return not isinstance(placement, Shard) or self.sharding(placement.dim)[-1] == axis
 
@@ -86,7 +86,7 @@ class Spec:
         return tuple(int(each) for each in counts[tuple(coordinates[each] for each in outer)])
 
     def box(self, coordinates: Sequence[int]) -> Box:
-        """Return what a rank has."""
+        """Return the box of a rank."""
         offset, extent = [0] * len(self.shape), list(self.shape)
         for axis, placement in enumerate(self.placements):
             if isinstance(placement, Shard):

@@ -1,4 +1,4 @@
-"""Gradients of all ranks, averaged while the backward pass goes on; and the first values, from one rank to all."""
+"""Gradients of all ranks, averaged during the backward pass; and the first values, from one rank to all."""
 
 from manyhands_parallel.gradients.replicas import broadcast
 from manyhands_parallel.gradients.sync import GradientSync, Step

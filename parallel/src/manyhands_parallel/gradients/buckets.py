@@ -16,7 +16,7 @@ __all__ = ["Bucket", "Leaf", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What the buckets must know of a gradient.
+    """The facts about a gradient that the buckets need.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Leaf:
     wire
         The dtype in which it is summed, by name.
     place
-        Where it lives, in words: gradients of one bucket are in one place.
+        The memory, in words: gradients of one bucket are in one memory.
     template
         An empty array of its library, dtype and place.
     """
@@ -80,7 +80,7 @@ def plan(leaves: Mapping[str, Leaf], order: Sequence[str], first_bytes: int, oth
 class Bucket:
     """Some gradients side by side, and behind them a mark for each: how many ranks have used it.
 
-    So one message tells the sums as well as which gradients nobody has.
+    So one message holds the sums and shows which gradients no rank has.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Bucket:
     missing
         How many gradients of this step are still to come.
     channel
-        What compresses them, if anything does.
+        The compressor, if there is one.
     """
 
     def __init__(self, names: Iterable[str], leaves: Mapping[str, Leaf], memory: Memory) -> None:

@@ -1,4 +1,4 @@
-"""What gradients are of: arrays, numbers, and this rank's part of distributed arrays."""
+"""The leaves of trees of gradients: arrays, numbers, and this rank's part of distributed arrays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def local_part(name: str, leaf: Any) -> Any:
 
 
 def leaf_of(name: str, leaf: Any, reduce_dtype: str | None) -> Leaf:
-    """Return what is known of a leaf before there is a gradient of it.
+    """Return the facts about a leaf before there is a gradient of it.
 
     Raises
     ------
@@ -47,12 +47,14 @@ def leaf_of(name: str, leaf: Any, reduce_dtype: str | None) -> Leaf:
     buffer = readable(leaf)
     dtype = dtype_of(buffer)
     if not dtype.startswith(("float", "bfloat", "complex")):
-        raise DTypeError(f"gradients are floats or complex numbers, and the leaf {name!r} is {dtype}; leave it out of like=")
+        raise DTypeError(
+            f"gradients must be floats or complex numbers, but the leaf {name!r} is {dtype}; leave it out of like="
+        )
     wire = dtype
     if not dtype.startswith("complex"):
         wire = summed_in(dtype, reduce_dtype)
         if not wire.startswith(("float", "bfloat")):
-            raise DTypeError(f"reduce_dtype is a dtype of floats, such as 'float32', and {reduce_dtype!r} was given")
+            raise DTypeError(f"reduce_dtype must be a dtype of floats, such as 'float32', not {reduce_dtype!r}")
     if not hasattr(leaf, "dtype"):
         leaf = buffer
     template = namespace(leaf).empty((0,), dtype=leaf.dtype, device=array_api_compat.device(leaf))

@@ -41,7 +41,7 @@ def broadcast(tree: T, group: Group, root: int = 0, *, timeout_s: float | None =
     Returns
     -------
     tree
-        The same tree. What can be written (NumPy, CuPy, torch) has been written in place and is returned; for what cannot (JAX, read-only
+        The same tree. Arrays that can be written (NumPy, CuPy, torch) are written in place and returned; for the others (JAX, read-only
         arrays, numbers) there are new arrays or numbers.
 
     Raises
@@ -98,7 +98,7 @@ def _give_together(buffers: dict[str, Array], group: Group, root: int, timeout_s
 
 
 def _brought(array: Array, where: Array) -> Array:
-    """Return an array in the library and the place of another one: those of one dtype travel together, wherever they are."""
+    """Return an array in the library and the memory of another one: those of one dtype travel together, whatever their memory."""
     return array if place_of(array) == place_of(where) else copy_to(where, array)
 
 
@@ -109,7 +109,7 @@ def _copy(buffer: Array) -> Array:
 
 
 def _new(target: Array, leaf: Any) -> Any:
-    """Return what belongs into the tree where ``leaf`` was, which cannot be written."""
+    """Return the value for the tree in place of ``leaf``, which cannot be written."""
     if isinstance(leaf, np.generic):
         return target[()]
     return target.item() if isinstance(leaf, bool | int | float | complex) else like(target, leaf)

@@ -1,4 +1,4 @@
-"""Gradients of all ranks, averaged while the backward pass goes on."""
+"""Gradients of all ranks, averaged during the backward pass."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _numbers: weakref.WeakKeyDictionary[Group, itertools.count[int]] = weakref.WeakK
 class GradientSync:
     """The mean of all ranks' gradients, weighted: ``sum(weight * gradient) / sum(weight)``, by all_reduces that overlap with the backward pass.
 
-    Give as weight what a rank's own gradient is the mean over, mostly its number of samples or tokens. The result then is the gradient of all
-    samples, however they are divided; a rank without any takes part with weight 0, and what it has as gradients does not matter.
+    The weight is the count over which a rank's own gradient is the mean, usually its number of samples or tokens. The result then is the gradient of all
+    samples, however they are divided; a rank without any takes part with weight 0, and its gradients do not matter.
 
     >>> sync = mp.GradientSync(group, like=params)
     >>> with sync.step(weight=len(batch)) as step:  # a backward pass by hand
@@ -60,7 +60,7 @@ class GradientSync:
 
     Gradients are copied into *buckets*, which are filled in the reverse order of the leaves at first, and from the second step on in the order
     in which the gradients came on rank 0 in the first. A bucket travels when it is full and those before it have left, so that all ranks make
-    the same calls in the same order, whatever the order in which their gradients come. While a step is open, these calls are the group's; a
+    the same calls in the same order, even if their gradients come in different orders. While a step is open, these calls are the group's; a
     program with collectives of its own in the backward pass gives this a group of its own: ``group.split(0)``.
 
     With ``reproducible``, the bits are those of one process that multiplies the gradient of each rank by its weight, adds the products as
@@ -74,8 +74,8 @@ class GradientSync:
     like
         The parameters, or any tree of arrays of their names, shapes and dtypes (floats or complex); alike on all ranks. Its values do not
         matter, and it is not kept. Names are paths: ``"layers.0.w"``. Of a `DTensor` the local parts are averaged, which must be the same part
-        on all ranks of ``group``: those along an axis of the mesh on which it is replicated. Its gradient is a `DTensor` that lies in the same
-        way, or the local part; its mean is a `DTensor`.
+        on all ranks of ``group``: those along an axis of the mesh on which it is replicated. Its gradient is a `DTensor` with the same
+        placements, or the local part; its mean is a `DTensor`.
     bucket_bytes, first_bucket_bytes
         How much a bucket holds at most, and the first one, which should leave early. A gradient that is larger has a bucket of its own.
     reproducible
@@ -83,9 +83,9 @@ class GradientSync:
     reduce_dtype
         The dtype in which real gradients are summed, by name. By default their own; float32 for those of 16 bits and fewer, whose weighted
         sums would soon overflow (float16) or be coarse (bfloat16). The result has the dtype of the gradient in any case. Its own short dtype
-        halves what travels.
+        halves the messages.
     compress
-        What makes the messages smaller: `compress.Cast` or `compress.PowerSGD`.
+        Makes the messages smaller: `compress.Cast` or `compress.PowerSGD`.
     timeout_s
         Seconds that each message may last.
 
@@ -94,12 +94,12 @@ class GradientSync:
     group
         The ranks that average.
     memory
-        What this holds: bytes by purpose.
+        The memory that this holds: bytes by purpose.
 
     Raises
     ------
     UsageError
-        The ranks gave different trees or options; every rank raises it and says what differs. Or a number of bytes is not positive.
+        The ranks gave different trees or options; every rank raises it with the difference. Or a number of bytes is not positive.
     DTypeError
         A leaf is not of floats, or ``reduce_dtype`` is no dtype of floats.
     LayoutError
@@ -138,9 +138,11 @@ class GradientSync:
         leaves = {name: local_part(name, leaf) for name, leaf in leaves.items()}
         need_plain(type(self).__name__, leaves)
         if any(type(each) is not int or each < 1 for each in self._bytes):
-            raise UsageError(f"a bucket holds a positive number of bytes; {bucket_bytes=} and {first_bucket_bytes=} were given")
+            raise UsageError(
+                f"a bucket must hold a positive number of bytes; {bucket_bytes=} and {first_bucket_bytes=} were given"
+            )
         if not (compress is None or hasattr(compress, "begin")):
-            raise UsageError(f"compress takes what mp.compress has, such as Cast('bfloat16'), and {compress!r} was given")
+            raise UsageError(f"compress takes an object of mp.compress, such as Cast('bfloat16'), not {compress!r}")
         self._leaves = {name: leaf_of(name, leaf, reduce_dtype) for name, leaf in leaves.items()}
         self._compressor: Compressor | None = None if compress is None else compress.begin(self.memory)
         self._buckets: list[Bucket] = []
@@ -152,7 +154,7 @@ class GradientSync:
         self._spoilt = ""
         self._step: Step | None = None
         # Since the last step that was sent:
-        self._used: set[str] = set()  # what the buckets hold sums of
+        self._used: set[str] = set()  # names whose sums the buckets hold
         self._weight = 0.0
         self._order: dict[str, None] = {}
         # In the step that is open:
@@ -174,7 +176,7 @@ class GradientSync:
         Raises
         ------
         UsageError
-            The weight is none.
+            The weight is invalid.
         """
         return Step(self, checked_weight(weight))
 
@@ -192,7 +194,7 @@ class GradientSync:
         Returns
         -------
         tree
-            Of the structure of ``like``, with new arrays. None for what no rank has, and for everything if the step is paused.
+            Of the structure of ``like``, with new arrays. None for a gradient that no rank has, and for everything if the step is paused.
 
         Raises
         ------
@@ -201,7 +203,7 @@ class GradientSync:
         """
         leaves = flatten(gradients)[0]
         if not leaves and checked_weight(weight) and self._leaves:
-            raise UsageError(f"there are no gradients, so that their weight is 0; weight={weight!r} was given")
+            raise UsageError(f"there are no gradients, so their weight must be 0, not {weight!r}")
         leaves = {name: self._part_of(name, gradient) for name, gradient in leaves.items()}
         for name, gradient in leaves.items():
             self._check(name, gradient)
@@ -210,7 +212,7 @@ class GradientSync:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the steps in this block only add up what they get, on this rank; the next step outside of it sends all.
+        """Let the steps in this block only add up gradients, on this rank; the next step outside of it sends all.
 
         Gradients and weights both add up. So any number of paused steps and one that is not are one step over all their batches: the
         result is the mean over all of them, and needs no further division. The numbers of paused steps may differ between ranks.
@@ -229,19 +231,19 @@ class GradientSync:
             self._pauses -= 1
 
     def state(self) -> dict[str, Any]:
-        """Return what the compression of this rank keeps from step to step, for a checkpoint: a tree of arrays and numbers, not copied.
+        """Return the data that the compression of this rank keeps from step to step, for a checkpoint: a tree of arrays and numbers, not copied.
 
         Without compression it is empty. With it, each rank has its own: save it as ``mp.PerRank(sync.state())``.
         """
         return {} if self._compressor is None else self._compressor.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned on this rank, with the same compression. All ranks should, or none.
+        """Continue from the result of `state` on this rank, with the same compression. All ranks should, or none.
 
         Parameters
         ----------
         state
-            What `state` returned.
+            The result of `state`.
 
         Raises
         ------
@@ -256,9 +258,7 @@ class GradientSync:
                 raise UsageError(f"the state is of {name!r}, and there is no such gradient here")
         for name, error in state.get("errors", {}).items():
             if shape_of(error) != self._leaves[name].shape:
-                raise UsageError(
-                    f"the state has shape {shape_of(error)} for {name!r}, and {self._leaves[name].shape} is expected"
-                )
+                raise UsageError(f"the state has shape {shape_of(error)} for {name!r}; expected {self._leaves[name].shape}")
         if self._compressor is not None:
             copies = {
                 key: {name: copy_to(self._leaves[name].template, array) for name, array in value.items()}
@@ -268,7 +268,7 @@ class GradientSync:
             }
             self._compressor.load_state(copies)
 
-    # What a step does.
+    # The actions of a step.
 
     def _all_at_once(self, gradients: Mapping[str, Array], weight: float) -> Step:
         """Take a step in which all gradients are there at once."""
@@ -281,7 +281,7 @@ class GradientSync:
 
     def _begin(self, step: Step, weight: float) -> None:
         if self._spoilt:
-            raise UsageError(f"this {type(self).__name__} cannot go on, since {self._spoilt}; make a new one on all ranks")
+            raise UsageError(f"this {type(self).__name__} cannot continue, because {self._spoilt}; make a new one on all ranks")
         if self._step is not None:
             raise UsageError("a step is open already; end it first, and call backward once in each: paused steps add up")
         self._step = step
@@ -297,18 +297,16 @@ class GradientSync:
             self._total_work = self._all_reduce(np.array([self._weight, self._number, self._number**2]))
 
     def _check(self, name: str, gradient: Any) -> None:
-        """Refuse what is no gradient of that name."""
+        """Raise an error for a value that is not a gradient of that name."""
         leaf = self._check_kind(name, gradient)
         words = oddity(gradient)
         if words:
             raise LayoutError(f"the gradient of {name!r} is {words}")
         if place_of(gradient) != leaf.place:
-            raise UsageError(
-                f"the gradient of {name!r} is an array of {place_of(gradient)}, and one of {leaf.place} is expected"
-            )
+            raise UsageError(f"the gradient of {name!r} is an array of {place_of(gradient)}; expected one of {leaf.place}")
 
     def _part_of(self, name: str, gradient: Any) -> Any:
-        """Return the local part of a distributed gradient, which must lie as the leaf of ``like`` does; anything else as it is."""
+        """Return the local part of a distributed gradient, which must have the placements of the leaf of ``like``; any other value as it is."""
         if not isinstance(gradient, DTensor):
             return gradient
         whole = self._wholes.get(name)
@@ -316,21 +314,21 @@ class GradientSync:
             expected = (
                 "a DTensor in like= as well" if whole is None else f"one that lies as that of like=, {list(whole.placements)}"
             )
-            raise UsageError(f"the gradient of {name!r} is {gradient!r}, and {expected} is expected")
+            raise UsageError(f"the gradient of {name!r} is {gradient!r}; expected {expected}")
         return gradient.local
 
     def _check_kind(self, name: str, gradient: Any) -> Leaf:
-        """Refuse what has another name, shape or dtype; return what is known of it."""
+        """Raise an error for another name, shape or dtype; return the facts about the leaf."""
         leaf = self._leaves.get(name)
         if leaf is None:
             near = ", ".join(sorted(self._leaves)[:8]) + (", ..." if len(self._leaves) > 8 else "")
             raise UsageError(f"there is no gradient {name!r} here; the names are those of the leaves of like=: {near}")
         if gradient is None or not hasattr(gradient, "dtype"):
-            raise DTypeError(f"the gradient of {name!r} must be an array, and a {type(gradient).__name__} was given")
+            raise DTypeError(f"the gradient of {name!r} must be an array, not a {type(gradient).__name__}")
         if shape_of(gradient) != leaf.shape:
-            raise SizeMismatchError(f"the gradient of {name!r} has shape {shape_of(gradient)}, and {leaf.shape} is expected")
+            raise SizeMismatchError(f"the gradient of {name!r} has shape {shape_of(gradient)}; expected {leaf.shape}")
         if dtype_of(gradient) != leaf.dtype:
-            raise DTypeError(f"the gradient of {name!r} is {dtype_of(gradient)}, and {leaf.dtype} is expected")
+            raise DTypeError(f"the gradient of {name!r} is {dtype_of(gradient)}; expected {leaf.dtype}")
         return leaf
 
     def _arrive(self, name: str, gradient: Array) -> None:
@@ -339,7 +337,7 @@ class GradientSync:
         assert step is not None
         if name in self._arrived:
             raise UsageError(
-                f"the gradient of {name!r} was ready already in this step; add up what belongs together first, or take a step for "
+                f"the gradient of {name!r} was ready already in this step; add up the gradients that belong together first, or take a step for "
                 "each backward pass: paused steps add up"
             )
         self._arrived.add(name)
@@ -381,11 +379,11 @@ class GradientSync:
         return self.group.all_reduce_async(buffer, out=buffer, reproducible=self._reproducible, timeout_s=self._timeout_s)
 
     def _total_weight(self) -> float:
-        """Return the weight of all ranks; waits for it. What came with it tells whether all ranks are in a step of the same sync."""
+        """Return the weight of all ranks; waits for it. The numbers with it show whether all ranks are in a step of the same sync."""
         if self._total_work is not None:
             total, numbers, squares = map(float, self._total_work.wait())
             self._total_work = None
-            if numbers**2 != squares * self.group.world_size:  # equal where, and only where, all numbers are
+            if numbers**2 != squares * self.group.world_size:  # equal if, and only if, all numbers are
                 raise UsageError(
                     f"this is a step of sync number {self._number} of its group, and other ranks are in a step of another one: every "
                     "rank must use its syncs in the same order",
@@ -433,10 +431,10 @@ class GradientSync:
             works, rounds = [work for work, _ in going], [channel for _, channel in going]
 
     def _summed(self, bucket: Bucket) -> None:
-        """Do what need not wait for the other buckets."""
+        """Do the work that need not wait for the other buckets."""
 
     def _hand_over(self, step: Step, divisor: float) -> None:
-        """Write the means where they belong."""
+        """Write the means to their places."""
         for bucket in self._buckets:
             unused = bucket.unused() if not self._used.issuperset(bucket.views) else set()
             for name, view in bucket.views.items():
@@ -449,7 +447,7 @@ class GradientSync:
                 step._means[name] = mean if target is None else target
 
     def _learn_order(self) -> None:
-        """Make the buckets anew, in the order in which the gradients came on rank 0; the ranks agree on it, once."""
+        """Make the buckets again, in the order in which the gradients came on rank 0; the ranks agree on it, once."""
         numbers = {name: number for number, name in enumerate(self._leaves)}
         expected = [name for bucket in self._buckets for name in bucket.views]
         order = [*self._order, *(name for name in expected if name not in self._order)]
@@ -478,18 +476,18 @@ class GradientSync:
             self._home.update(dict.fromkeys(names, bucket))
 
     def _abandon(self, error: BaseException) -> None:
-        """Take note that a step was left by an error: other ranks may wait for what this one will never send."""
+        """Take note that an error ended a step: other ranks may wait for messages that this one will never send."""
         self._step = None
         if not self._spoilt:
-            self._spoilt = f"a step was left by an error ({type(error).__name__}: {error})"
+            self._spoilt = f"an error ended a step ({type(error).__name__}: {error})"
 
 
 class Step:
     """One backward pass: the block of `GradientSync.step`.
 
-    The end of the block waits for all ranks. If it raises, or the block is left by an exception, no gradient of the caller has been changed,
-    and the sync takes no further steps: other ranks may be waiting for what this one has not sent, and get an `AbortedError` when this one
-    leaves the group. There is one exception: if the weights of all ranks are 0, all ranks raise a `UsageError` and may go on.
+    The end of the block waits for all ranks. If it raises, or an exception ends the block, no gradient of the caller has been changed,
+    and the sync takes no further steps: other ranks may be waiting for messages that this one has not sent, and get an `AbortedError` when this one
+    leaves the group. There is one exception: if the weights of all ranks are 0, all ranks raise a `UsageError` and may continue.
 
     Attributes
     ----------
@@ -517,7 +515,7 @@ class Step:
 
     def __del__(self) -> None:
         if not self._has_begun:
-            warnings.warn("a step was made and never begun: write `with sync.step(...):`", RuntimeWarning, stacklevel=2)
+            warnings.warn("a step was made but never begun: write `with sync.step(...):`", RuntimeWarning, stacklevel=2)
 
     def __enter__(self) -> Self:
         self._has_begun = True
@@ -559,8 +557,8 @@ class Step:
     def ready(self, name: str, gradient: Array) -> None:
         """Say that a gradient is there. It is copied, and may be written to at once; at the end of the block it holds the mean.
 
-        Each gradient is ready at most once in a step. What never is counts as not used by this rank: it contributes zeros, and if
-        no rank uses it, it stays as it was. An array that becomes ready under several names, such as one that is used again and again, holds the
+        Each gradient is ready at most once in a step. One that never is counts as not used by this rank: it contributes zeros, and if
+        no rank uses it, it stays unchanged. An array that becomes ready under several names, such as one that is used again and again, holds the
         mean of the first one; `gradients` has those of all. Different arrays must not overlap.
 
         Parameters

@@ -29,7 +29,7 @@ def until_all_done(batches: Iterable[T], group: Group, *, timeout_s: float | Non
     Parameters
     ----------
     batches
-        What this rank has; it may be empty.
+        The batches of this rank; there may be none.
     group
         Every rank of it must iterate, to the end.
     timeout_s

@@ -1,4 +1,4 @@
-"""What a rank of a pipeline does: actions, what each needs, and the messages that follow from them."""
+"""The actions of a rank of a pipeline, the needs of each, and the messages that follow from them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Placement = tuple[int, ...]
 
 
 class Message(NamedTuple):
-    """What goes from one stage to a neighbour on another rank.
+    """A message from one stage to a neighbour on another rank.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Message(NamedTuple):
 
 
 def outcome(action: Action) -> Action:
-    """Return an action as those that need it name it: the first half of a divided backward pass gives what the whole one gives."""
+    """Return an action under the name that dependent actions use: the first half of a divided backward pass gives the result of the whole one."""
     return action._replace(kind="backward") if action.kind == "backward_input" else action
 
 
@@ -97,7 +97,7 @@ def needs(action: Action, stages: int) -> tuple[Action, ...]:
 
 
 def incoming(action: Action, placement: Sequence[int]) -> Message | None:
-    """Return what comes from another rank for an action."""
+    """Return the message from another rank for an action."""
     kind, microbatch, stage = action
     if kind == "forward" and stage:
         return _message("activation", microbatch, stage, placement[stage - 1], placement)
@@ -107,7 +107,7 @@ def incoming(action: Action, placement: Sequence[int]) -> Message | None:
 
 
 def outgoing(action: Action, placement: Sequence[int]) -> Message | None:
-    """Return what goes to another rank after an action."""
+    """Return the message to another rank after an action."""
     kind, microbatch, stage = action
     if kind == "forward" and stage < len(placement) - 1:
         return _message("activation", microbatch, stage + 1, placement[stage], placement)

@@ -1,4 +1,4 @@
-"""A pipeline as a picture: SVG that needs nothing beside it, and text for terminals. Ranks are rows, time goes across."""
+"""A pipeline as a picture: self-contained SVG, and text for terminals. Ranks are rows, time goes across."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORDS = dict(
     )
 )
 _COLOUR = dict(zip(KINDS, ("#0072b2", "#e69f00", "#d55e00", "#009e73"), strict=True))
-"""Of the palette of Okabe and Ito (2008), which people with any kind of colour vision can tell apart."""
+"""Of the palette of Okabe and Ito (2008), which people with any kind of colour vision can distinguish."""
 _INK, _GREY, _IDLE = "#1f2933", "#5f6b7a", "#eef1f4"
 _FONT = "DejaVu Sans, Verdana, Segoe UI, Helvetica, Arial, sans-serif"
 _MARGIN, _PITCH, _HEIGHT, _LABELS, _LEAST, _WIDEST = 16.0, 30.0, 24.0, 64.0, 17, 6000
@@ -35,14 +35,14 @@ _MOST_COLUMNS = 16
 
 
 class Heading(NamedTuple):
-    """What stands above a picture, and for each stage its index among those of its rank."""
+    """The heading of a picture, and for each stage its index among those of its rank."""
 
     title: str
     cost: str
     chunks: Mapping[int, int]
 
     def name(self, action: Action) -> str:
-        """Return the number of a microbatch, with a letter for the stage where ranks have several."""
+        """Return the number of a microbatch, with a letter for the stage if ranks have several."""
         chunk = chr(ord("a") + self.chunks[action.stage] % 26) if any(self.chunks.values()) else ""
         return f"{action.microbatch}{chunk}"
 
@@ -106,7 +106,7 @@ def _draw_action(row: ET.Element, span: Span, heading: Heading, left: float, y: 
 
 
 def _draw_legend(root: ET.Element, kinds: Sequence[Kind], x: float, y: float) -> float:
-    """Draw what the colours mean, and return where that ends."""
+    """Draw the legend of the colours, and return its end."""
     group = _add(root, "g", class_="legend")
     for kind in kinds:
         _add(group, "rect", x=x, y=y, width=14, height=14, rx=2, fill=_COLOUR[kind])
@@ -143,7 +143,7 @@ def text_of(timeline: Timeline, heading: Heading, width: int, *, colour: bool = 
 
 
 def _unit(shown: Sequence[Span]) -> Fraction:
-    """Return how long a column of text is: what divides all durations, if that does not make too many columns."""
+    """Return the duration of a column of text: a divisor of all durations, if that does not make too many columns."""
     if not shown:
         return Fraction(1)
     times = [time for span in shown for time in (span.start, span.end) if time]
@@ -154,7 +154,7 @@ def _unit(shown: Sequence[Span]) -> Fraction:
 
 
 def _row(spans: Sequence[Span], unit: Fraction, letters: int, columns: int, heading: Heading, *, colour: bool) -> list[str]:
-    """Return what stands in each column."""
+    """Return the text of each column."""
     row = [".".ljust(letters)] * columns
     for span in spans:
         start, end = round(span.start / unit), round(span.end / unit)

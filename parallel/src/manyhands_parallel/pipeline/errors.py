@@ -1,12 +1,12 @@
-"""What can be wrong with a plan: one class for each promise that it can break.
+"""The faults of a plan: one class for each promise that it can break.
 
 ::
 
     PlanError (ManyHandsError)
-    ├─ MalformedPlanError     it names a rank, stage, microbatch or kind of action that is not there
+        ├─ MalformedPlanError     it names a rank, stage, microbatch or kind of action that does not exist
     ├─ MissingActionError     a forward or backward pass that no rank does
     ├─ RepeatedActionError    one that is done twice
-    ├─ PlanDeadlockError      ranks, or the actions of one rank, that wait for each other for ever
+    ├─ PlanDeadlockError      ranks, or the actions of one rank, that wait for each other forever
     └─ PlanPeakError          a rank holds more activations than the plan promises
 """
 
@@ -34,7 +34,7 @@ class PlanError(ManyHandsError):
     rank
         The rank whose part of the plan is wrong.
     step
-        The index of the action where it shows, when there is one.
+        The index of the action with the fault, if there is one.
     """
 
     def __init__(self, message: str, *, rank: int | None = None, step: int | None = None) -> None:
@@ -55,7 +55,7 @@ class RepeatedActionError(PlanError):
 
 
 class PlanDeadlockError(PlanError):
-    """An action can never begin: what it needs comes after it on its own rank, or other ranks wait for each other."""
+    """An action can never begin: its input comes after it on its own rank, or other ranks wait for each other."""
 
 
 class PlanPeakError(PlanError):

@@ -28,7 +28,7 @@ class Stage(stages.Stage):
     Attributes
     ----------
     params
-        What the function gets. JAX arrays never change: set new ones after each update.
+        The parameters of the function. JAX arrays never change: set new ones after each update.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], params: Any) -> None:
@@ -43,7 +43,7 @@ class Stage(stages.Stage):
         return _without_integers(dx, x_is_tuple), gradients
 
     def _evaluate(self, x: Any) -> Any:
-        """Return the output of the function, without what a backward pass would need."""
+        """Return the output of the function, without the data for a backward pass."""
         return self.function(self.params, x)
 
     def _loss_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ class Stage(stages.Stage):
         return value, gradient
 
     def _value_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
-        """Return the loss, without what a gradient would need."""
+        """Return the loss, without the data for a gradient."""
         return loss(output, target)
 
     def _run_forward(self, x: Any) -> tuple[Any, Any]:
@@ -74,14 +74,14 @@ class Stage(stages.Stage):
 
 @cache
 def _halves() -> tuple[Any, Any]:
-    """Return functions for the gradients of the parameters and of the input; XLA leaves out of each what the other needs."""
+    """Return functions for the gradients of the parameters and of the input; XLA leaves out of each the work for the other."""
     import jax
 
     return jax.jit(lambda pull, dy: pull(dy)[0]), jax.jit(lambda pull, dy: pull(dy)[1])
 
 
 def _cotangents(dy: Any, kinds: list[tuple[tuple[int, ...], Any]]) -> Any:
-    """Return gradients with what JAX takes for None: zeros, for integers of a dtype of no bytes."""
+    """Return gradients with JAX's form of None: zeros, for integers of a dtype of no bytes."""
     import jax
 
     parts = [

@@ -1,10 +1,10 @@
 """Activations and gradients on their way from one rank to another.
 
-Shape and dtype travel with each array. How many arrays an activation is made of, and of which libraries, its sender tells once in a step,
-before the first of them. A gradient is made of as many as the activation that it belongs to.
+Shape and dtype travel with each array. The sender of an activation sends the number of its arrays, and their libraries, once in a step,
+before the first of them. A gradient has as many arrays as the activation that it belongs to.
 
 Arrays on a GPU go through host memory: on a GPU, the messages of a group go one after the other, so that two ranks that send to each
-other would wait for ever.
+other would wait forever.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Mail"]
 
 _LIBRARIES = ("numpy", "torch", "jax", "cupy")
 _NONE = np.empty((0, 0, 0), np.bool_)
-"""What stands for None: a gradient is never one of bools."""
+"""The dtype that means None: a gradient never has bools."""
 _HOST = np.empty(0)
 
 Form = tuple[int, ...]
@@ -33,7 +33,7 @@ Form = tuple[int, ...]
 
 
 class Mail:
-    """What one rank sends and receives during a step.
+    """The messages of one rank during a step.
 
     Parameters
     ----------
@@ -53,11 +53,11 @@ class Mail:
         self._sent: list[Work[None]] = []
         self._headers: dict[int, Work[Any]] = {}
         self._arriving: dict[Message, list[Work[Any]]] = {}
-        self._came: dict[int, Form] = {}  # what comes to a stage, by its number
-        self._left: dict[int, Form] = {}  # what a stage gives
+        self._came: dict[int, Form] = {}  # the form of the input of a stage, by its number
+        self._left: dict[int, Form] = {}  # the form of the output of a stage
 
     def issue(self, message: Message) -> None:
-        """Issue the receives of a message, and of those before it from the same rank, as far as it is known what they are made of."""
+        """Issue the receives of a message, and of those before it from the same rank, as far as their forms are known."""
         self._issue(message, wait=False)
 
     def take(self, message: Message) -> Any:
@@ -118,7 +118,7 @@ class Mail:
             self._arriving[first] = [self._receive(first.source) for _ in form[1:]]
 
     def _form_of(self, message: Message, *, wait: bool) -> Form | None:
-        """Return what a message is made of; None if that is not known yet."""
+        """Return the form of a message; None if that is not known yet."""
         stage = message.stage
         if message.what == "gradient":
             return self._left.get(stage)
@@ -162,7 +162,7 @@ def _on_host(array: Any) -> Any:
 
 
 def _gpu_of(group: Group) -> int | None:
-    """Return the number of the GPU that the group uses; None where it uses none, so that the current one of each library is meant."""
+    """Return the number of the GPU that the group uses; None if it uses none, so that the current one of each library is meant."""
     devices = (getattr(backend, "device", None) for backend in (group.backend(), group.backend("nccl")))
     return next((device for device in devices if isinstance(device, int)), None)
 

@@ -17,17 +17,17 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True, init=False)
 class Plan:
-    """What each rank of a pipeline does, in which order; plain data that all ranks share.
+    """The actions of each rank of a pipeline, in order; plain data that all ranks share.
 
-    A rank does its actions in order. An action begins when what it needs has come: the activation of the stage before, or the gradient
-    from the stage behind. Its own result leaves at once, while the rank goes on. So messages follow from the actions, see `steps`.
+    A rank does its actions in order. An action begins when its input has come: the activation of the stage before, or the gradient
+    from the stage behind. Its own result leaves at once, while the rank continues. So messages follow from the actions, see `steps`.
 
     `schedule` makes plans; `prove` proves them; `Pipeline` carries them out.
 
     Parameters
     ----------
     name
-        What people call it.
+        Its name in messages.
     microbatches
         Into how many parts the batch is divided.
     actions
@@ -113,7 +113,7 @@ class Plan:
     def peak(self) -> tuple[int, ...]:
         """Return the most activations that each rank holds at once.
 
-        What a stage saves of a microbatch counts from its forward pass to the end of its backward pass. Each is that of one stage: where a
+        The data that a stage saves of a microbatch count from its forward pass to the end of its backward pass. Each is that of one stage: if a
         rank has several virtual stages, of a part of its layers.
         """
         peaks = []
@@ -128,14 +128,14 @@ class Plan:
     def timeline(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None, message: Delay = 0) -> Timeline:
         """Return when each action begins and ends, if each begins as early as it can.
 
-        On a network, a message takes what its way takes:
+        On a network, a message takes the time of its way:
 
         >>> paths = manyhands.api.Paths(manyhands.api.NETWORKS["fat-tree"], plan.stages)
         >>> def seconds(message):
         ...     return paths.between(message.source, message.dest).flight_s(nbytes)
         >>> timeline = plan.timeline(1e-3, 2e-3, message=seconds)
 
-        Here messages do not wait for each other. They do so in a simulated world, where the pipeline itself runs on the same network, with
+        Here messages do not wait for each other. They do so in a simulated world, in which the pipeline itself runs on the same network, with
         `Group.compute` in its stages.
 
         Parameters
@@ -145,21 +145,21 @@ class Plan:
         weight
             The share of ``backward`` that makes the gradients of the weights; by default a half of it.
         message
-            How long a message between two ranks takes, while which they go on; or a function that tells it for a `Message`.
+            The time of a message between two ranks, during which they continue; or a function that returns it for a `Message`.
 
         Raises
         ------
         UsageError
             A duration is negative or not finite, or ``weight`` is more than ``backward``.
         PlanError
-            The plan is wrong, so that not all of its actions can begin; `prove` tells why.
+            The plan is wrong, so that not all of its actions can begin; `prove` says why.
         """
         try:
             timeline = timeline_of(self.actions, self.placement, forward, backward, weight, message)
         except (LookupError, TypeError) as error:
-            raise MalformedPlanError(f"{self} cannot be carried out; mp.prove tells why") from error
+            raise MalformedPlanError(f"{self} cannot be carried out; mp.prove says why") from error
         if any(len(spans) < len(actions) for spans, actions in zip(timeline.spans, self.actions, strict=True)):
-            raise PlanDeadlockError(f"{self}: some of its actions can never begin; mp.prove tells why")
+            raise PlanDeadlockError(f"{self}: some of its actions can never begin; mp.prove says why")
         return timeline
 
     def bubble(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None, message: Delay = 0) -> Fraction:
@@ -206,7 +206,7 @@ class Plan:
         forward, backward, weight, message
             As for `timeline`.
         width
-            How long a line may be; what does not fit goes on below.
+            The longest line; the rest continues below.
         colour
             Whether the kinds of actions have colours, as terminals understand them.
         """

@@ -1,4 +1,4 @@
-"""The proof of a plan: each pass once, after what it needs, no deadlock, and no more activations than promised."""
+"""The proof of a plan: each pass once, after its input, no deadlock, and no more activations than promised."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["Proof", "ahead_of", "prove"]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What `prove` has found about a plan.
+    """The findings of `prove` about a plan.
 
     Attributes
     ----------
     peak
         The most activations that each rank holds at once.
     ahead
-        By how many actions each rank must issue its receives ahead, so that ranks that wait at each send, until its receive is issued, do
-        not wait for ever. `Pipeline` issues them so, and does not wait at sends.
+        The number of actions by which each rank must issue its receives ahead, so that ranks that wait at each send, until its receive is issued, do
+        not wait forever. `Pipeline` issues them so, and does not wait at sends.
     """
 
     peak: tuple[int, ...]
@@ -38,7 +38,7 @@ class Proof:
 
 
 def prove(plan: Plan) -> Proof:
-    """Prove that a plan does what a pipeline has to do.
+    """Prove that a plan is right for a pipeline.
 
     1. Its actions name microbatches, stages and ranks that are there, and each action is on the rank of its stage.
     2. Each microbatch passes each stage forward once, and backward once: whole, or in two halves.
@@ -64,7 +64,7 @@ def prove(plan: Plan) -> Proof:
     """
     if not isinstance(plan, Plan):
         raise UsageError(
-            f"a Plan is proved, such as mp.schedule('1f1b', stages=4, microbatches=8) gives; this is a {type(plan).__name__}"
+            f"expected a Plan, such as mp.schedule('1f1b', stages=4, microbatches=8) returns, not a {type(plan).__name__}"
         )
     _check_form(plan)
     _check_counts(plan)
@@ -144,7 +144,7 @@ def _check_order(plan: Plan) -> None:
     missing = {
         rank: next(need for need in needs(action, plan.virtual_stages) if need not in ended) for rank, action in stuck.items()
     }
-    # Who waits for whom ends in a circle, be it of one rank that waits for what it does later.
+    # The waits end in a circle, perhaps of one rank that waits for its own later action.
     rank, path = next(iter(stuck)), []
     while rank not in path:
         path.append(rank)
@@ -155,7 +155,7 @@ def _check_order(plan: Plan) -> None:
         f"{plan.placement[missing[each].stage]}"
         for each in circle
     ]
-    why = "which comes later there" if len(circle) == 1 else "and none of them can go on"
+    why = "which comes later there" if len(circle) == 1 else "and none of them can continue"
     raise PlanDeadlockError(f"{plan}: {'; '.join(told)}, {why}", rank=rank, step=stands[rank])
 
 
@@ -172,7 +172,7 @@ def ahead_of(plan: Plan) -> int:
 
 
 def _ends(plan: Plan, ahead: int, issued: Mapping[Message, int]) -> bool:
-    """Tell whether all ranks come to their end if each waits at its sends until the receive is issued, ``ahead`` actions early."""
+    """Return whether all ranks come to their end if each waits at its sends until the receive is issued, ``ahead`` actions early."""
     ended: set[Action] = set()
     begun, waits = [0] * plan.stages, [False] * plan.stages
     moved = True

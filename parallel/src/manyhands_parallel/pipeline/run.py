@@ -52,7 +52,7 @@ class Pipeline:
     Attributes
     ----------
     plan
-        What was given.
+        The plan that was given.
     held
         How many activations this rank holds now: microbatches in its stages whose backward pass has not ended.
     most_held
@@ -120,17 +120,17 @@ class Pipeline:
         -------
         float, list
             The loss of the batch, on all ranks; and for each stage of this rank its gradients, summed in the order of the plan's backward
-            passes. They are new arrays, but for ``None`` where a stage has none.
+            passes. They are new arrays, except for ``None`` if a stage has none.
 
         Raises
         ------
         SizeMismatchError
             The batch cannot be divided. The other ranks raise a `UsageError` that names this one; nothing has moved.
         UsageError
-            On all ranks: ``x`` or ``loss`` is missing where it is needed; nothing has moved. On one rank: a function of a stage returned what
-            it may not, or a step before was left by an error.
+            On all ranks: ``x`` or ``loss`` is missing on a rank that needs it; nothing has moved. On one rank: a function of a stage returned a wrong
+            value, or an error ended a step before.
         Exception
-            What a function of a stage raised, with a note that says where. When the program of this rank ends by it, the other ranks get an
+            The exception of a stage's function, with a note that says which. If it ends the program of this rank, the other ranks get an
             `AbortedError` that names it.
         """
         inputs, targets = self._meet_batch("step", x, y, loss)
@@ -173,7 +173,7 @@ class Pipeline:
         """Divide a batch, on the ranks that need it; raise on each rank if that cannot be done on one."""
         if self._spoilt:
             raise UsageError(
-                f"this pipeline cannot go on, since {self._spoilt}, and other ranks may wait for what this one has not sent; begin again "
+                f"this pipeline cannot continue, because {self._spoilt}, and other ranks may wait for messages that this one has not sent; begin again "
                 "with a new group and a new pipeline on all ranks"
             )
         problem: ManyHandsError | None = None
@@ -205,32 +205,30 @@ class Pipeline:
         return inputs, targets
 
     def _check(self, group: Group, stages: Sequence[Stage], reduction: str) -> None:
-        """Find what is wrong on this rank."""
+        """Return the problem of this rank's arguments."""
         plan = self.plan
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={reduction!r}: 'mean' or 'sum' is expected")
         if group.world_size != plan.stages:
-            raise InvalidWorldSizeError(
-                f"the plan is one of {plan.stages} ranks ({plan}), and the group has {group.world_size}"
-            )
+            raise InvalidWorldSizeError(f"the plan is for {plan.stages} ranks ({plan}), but the group has {group.world_size}")
         numbers = plan.stages_of(group.rank)
         if not isinstance(stages, Sequence):
-            raise UsageError(f"a list of the stages of this rank was expected, and this is a {type(stages).__name__}")
+            raise UsageError(f"expected a list of the stages of this rank, not a {type(stages).__name__}")
         if len(stages) != len(numbers):
             raise UsageError(
-                f"rank {group.rank} of {plan} has {len(numbers)} stages, {list(numbers)}, and a list of {len(stages)} was given"
+                f"rank {group.rank} of {plan} has {len(numbers)} stages, {list(numbers)}, but a list of {len(stages)} was given"
             )
         divided = {action.stage for action in plan.actions[group.rank] if action.kind == "backward_weight"}
         for number, stage in zip(numbers, stages, strict=True):
             if not isinstance(stage, Stage):
-                raise UsageError(f"a list of mp.Stage was expected, and stage {number} is a {type(stage).__name__}")
+                raise UsageError(f"expected a list of mp.Stage, but stage {number} is a {type(stage).__name__}")
             if number in divided and stage.backward_weight is None:
                 raise UsageError(
-                    f"{plan.name} divides the backward pass, and stage {number} has no backward_weight; give one, or take 1f1b"
+                    f"{plan.name} divides the backward pass, but stage {number} has no backward_weight; give one, or use 1f1b"
                 )
 
     def _meet(self, problem: ManyHandsError | None, reduction: str) -> None:
-        """Compare what all ranks were given; raise on each of them if they differ, or if one rank has a problem."""
+        """Compare the arguments of all ranks; raise on each of them if they differ, or if one rank has a problem."""
         plan = self.plan
         digest = ""
         if isinstance(plan, Plan):
@@ -247,7 +245,7 @@ class Pipeline:
 
 
 def _raise_first(said: Sequence[str | None], problem: ManyHandsError | None, rank: int) -> None:
-    """Raise the problem of this rank, or else tell that of another."""
+    """Raise the problem of this rank, or else report that of another."""
     if problem is not None:
         raise problem
     for other, text in enumerate(said):
@@ -275,7 +273,7 @@ def _divided(tree: Any, parts: int, name: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Way:
-    """What one rank does with a batch: its actions, the messages from each sender, and before which action it begins to receive each."""
+    """The work of one rank for a batch: its actions, the messages from each sender, and the action before which it begins to receive each."""
 
     actions: Sequence[Action]
     expected: dict[int, list[Message]]
@@ -301,7 +299,7 @@ class _Step:
         self._of, self._way = pipeline, way
         self._inputs, self._targets, self._loss = inputs, targets, loss
         self._mail = Mail(pipeline._group, way.expected, pipeline._timeout_s)
-        self._here: dict[tuple[str, int, int], Any] = {}  # what goes from one stage of this rank to another
+        self._here: dict[tuple[str, int, int], Any] = {}  # data from one stage of this rank to another
         self._saved: dict[tuple[int, int], Any] = {}
         self._losses: dict[int, float] = {}
         self._outputs: dict[int, Any] = {}  # of the last stage, if there is no backward pass
@@ -345,8 +343,8 @@ class _Step:
                     raise
             self._mail.finish()
         except BaseException as error:
-            of._spoilt = f"a step was left by an error ({type(error).__name__}: {error})"
-            # Who keeps the error keeps this step as well, by the traceback, but not what the stages have saved.
+            of._spoilt = f"an error ended a step ({type(error).__name__}: {error})"
+            # Code that keeps the error keeps this step as well, by the traceback, but not the saved data of the stages.
             self._saved.clear()
             self._here.clear()
             raise
@@ -403,11 +401,11 @@ class _Step:
         try:
             self._losses[microbatch] = float(value)
         except (TypeError, ValueError, RuntimeError):  # torch raises the last one for a tensor of several elements
-            expected = ", and a number is expected" if alone else " and a gradient, and a number and a gradient are expected"
+            expected = "; expected a number" if alone else " and a gradient; expected a number and a gradient"
             raise UsageError(f"loss returned {value!r:.80}{expected}") from None
 
     def _take(self, action: Action) -> Any:
-        """Return what an action needs: a part of the batch, what another rank sends, or what this rank has."""
+        """Return the input of an action: a part of the batch, a message from another rank, or data of this rank."""
         kind, microbatch, number = action
         if kind == "forward" and not number:
             return self._inputs[microbatch]

@@ -60,7 +60,7 @@ def interleaved_1f1b(stages: int, microbatches: int, virtual: int = 2) -> Plan:
     """
     if microbatches % stages:
         raise UsageError(
-            f"interleaved_1f1b needs as many microbatches as stages, or a multiple: {microbatches} is no multiple of {stages}"
+            f"interleaved_1f1b needs as many microbatches as stages, or a multiple: {microbatches} is not a multiple of {stages}"
         )
     passes = microbatches * virtual
     actions, peak = [], []
@@ -112,7 +112,7 @@ def _alternate(forwards: list[Action], backwards: list[Action], first: int) -> l
 
 def _check_alone(name: str, virtual: int) -> None:
     if virtual != 1:
-        raise UsageError(f"{name} has one stage on each rank, and virtual={virtual} was given; interleaved_1f1b has several")
+        raise UsageError(f"{name} has one stage on each rank, but virtual={virtual} was given; interleaved_1f1b has several")
 
 
 _BUILTIN: dict[str, Maker] = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved_1f1b": interleaved_1f1b, "zb_h1": zb_h1}
@@ -137,7 +137,7 @@ def schedule(name: str, stages: int, microbatches: int, virtual: int | None = No
     - ``"zb_h1"``: an idle time of ``(p-1) * (F+B-W)``, ``min(m, p)`` activations (Qi et al., Zero Bubble, 2023).
 
     There p is ``stages``, m ``microbatches``, v ``virtual``; F is the time of a forward pass, B and W those of the two halves of a backward
-    pass. The figure of ``zb_h1`` holds for F = B = W and m >= p; `Plan.timeline` tells those of all other times.
+    pass. The figure of ``zb_h1`` holds for F = B = W and m >= p; `Plan.timeline` has those of all other times.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def schedule(name: str, stages: int, microbatches: int, virtual: int | None = No
     UsageError
         There is no such schedule, or not for these sizes.
     PlanError
-        The function of somebody else made a plan that is wrong for these sizes; see `prove`.
+        A registered function made a plan that is wrong for these sizes; see `prove`.
     PluginError
         The schedule of another distribution cannot be loaded, or its function failed.
     """
@@ -168,7 +168,7 @@ def schedule(name: str, stages: int, microbatches: int, virtual: int | None = No
         if type(value) is not int or value < 1:
             raise UsageError(f"{key}={value!r}: an integer of at least 1 is expected")
     if type(name) is not str:
-        raise UsageError(f"a schedule is named, such as '1f1b', and {name!r} was given")
+        raise UsageError(f"a schedule has a name, such as '1f1b'; {name!r} was given")
     if name in _BUILTIN:
         return _made(_BUILTIN[name], stages, microbatches, virtual)
     if name not in _registered:
@@ -198,14 +198,14 @@ def register_schedule(name: str, function: Callable[..., Plan]) -> None:
     PlanError
         It made a plan that is wrong.
     PluginError
-        It raised something else.
+        It raised an exception of another type.
     """
     if type(name) is not str or not callable(function):
-        raise UsageError(f"a schedule has a name and a function, and {name!r} and {function!r} were given")
+        raise UsageError(f"a schedule needs a name and a function, but {name!r} and {function!r} were given")
     if _registered.get(name) is function:
         return
     if name in _BUILTIN or name in _registered:
-        raise UsageError(f"there is a schedule {name!r} already; choose another name")
+        raise UsageError(f"there is already a schedule {name!r}; choose another name")
     last: UsageError | None = None
     proved = 0
     for stages, microbatches in _TRIED:
@@ -226,16 +226,16 @@ def _made(function: Maker, stages: int, microbatches: int, virtual: int | None) 
     if "virtual" in inspect.signature(function).parameters:
         return function(stages, microbatches, virtual)
     if virtual != 1:
-        raise UsageError(f"this schedule has one stage on each rank, and virtual={virtual} was given")
+        raise UsageError(f"this schedule has one stage on each rank, but virtual={virtual} was given")
     return function(stages, microbatches)
 
 
 class _NoSuchSize(UsageError):
-    """What a schedule of somebody else says of sizes that it does not have."""
+    """The error of a registered schedule for sizes that it does not have."""
 
 
 def _proved(name: str, function: Maker, stages: int, microbatches: int, virtual: int | None) -> Plan:
-    """Return the plan that the function of somebody else makes, if it is right."""
+    """Return the plan that a registered function makes, if it is right."""
     try:
         plan: object = _made(function, stages, microbatches, virtual)
     except UsageError as error:
@@ -247,7 +247,7 @@ def _proved(name: str, function: Maker, stages: int, microbatches: int, virtual:
             f"the schedule {name!r} failed for {stages} stages and {microbatches} microbatches: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(plan, Plan):
-        raise UsageError(f"the schedule {name!r} returned a {type(plan).__name__}, and a Plan is expected")
+        raise UsageError(f"the schedule {name!r} returned a {type(plan).__name__}; expected a Plan")
     if (plan.stages, plan.microbatches) != (stages, microbatches):
         raise UsageError(
             f"the schedule {name!r} returned a plan of {plan.stages} stages and {plan.microbatches} microbatches, and "

@@ -38,7 +38,7 @@ class Stage:
     Parameters
     ----------
     forward
-        ``forward(x)`` returns ``(y, saved)``: the activation for the next stage, and whatever the backward pass needs. The pipeline drops
+        ``forward(x)`` returns ``(y, saved)``: the activation for the next stage, and the data that the backward pass needs. The pipeline drops
         ``saved`` when the schedule says so.
     backward
         ``backward(saved, dy)`` returns ``(dx, gradients)``: the gradient with respect to ``x``, of the same structure, with None for an array
@@ -74,7 +74,7 @@ class Stage:
         return dx, rest if self.backward_weight is None else self.backward_weight(rest)
 
     def _evaluate(self, x: Activation) -> Activation:
-        """Return what the forward pass gives the next stage, if there will be no backward pass."""
+        """Return the forward pass's output for the next stage, if there will be no backward pass."""
         return pair(self.forward(x), "forward")[0]
 
     def _loss_of(self, loss: Callable[[Any, Any], Any], output: Activation, target: Any) -> tuple[Any, Activation]:
@@ -101,8 +101,8 @@ def pair(result: Any, function: str) -> tuple[Any, Any]:
     Raises
     ------
     UsageError
-        It returned something else.
+        It returned a value of another type.
     """
     if not isinstance(result, tuple) or len(result) != 2:
-        raise UsageError(f"{function} returned a {type(result).__name__}, and a tuple {_EXPECTED[function]} is expected")
+        raise UsageError(f"{function} returned a {type(result).__name__}; expected a tuple {_EXPECTED[function]}")
     return result

@@ -37,7 +37,7 @@ class TreeSum:
         if leaves.keys() != self._leaves.keys():
             odd = sorted(leaves.keys() ^ self._leaves.keys())
             raise UsageError(
-                f"the gradients of all microbatches have the same names, and {', '.join(map(repr, odd))} is not in all of them"
+                f"the gradients of all microbatches must have the same names, but {', '.join(map(repr, odd))} is not in all of them"
             )
         for name, leaf in leaves.items():
             total = self._leaves[name]
@@ -59,13 +59,13 @@ class TreeSum:
         """Return the sum, divided by a number of parts; None if nothing was added."""
         if self._leaves is None:
             return None
-        # A quotient of NumPy arrays without dimensions is none.
+        # A quotient of NumPy arrays without dimensions is not an array.
         means = {name: leaf if parts == 1 else namespace(leaf).asarray(leaf / parts) for name, leaf in self._leaves.items()}
         return rebuild(self._spec, {name: _cast(mean, self._dtypes[name]) for name, mean in means.items()})
 
 
 def _is_fixed(array: Any) -> bool:
-    """Tell whether arrays of this library never change: JAX's."""
+    """Return whether arrays of this library never change: JAX's."""
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
@@ -80,5 +80,5 @@ def _own(leaf: Any) -> Any:
 def _cast(array: Any, dtype: Any) -> Any:
     if array.dtype == dtype:
         return array
-    with np.errstate(over="ignore"):  # what a sum exceeds becomes infinity, as with all arithmetic of gradients
+    with np.errstate(over="ignore"):  # a sum that is too large becomes infinity, as with all arithmetic of gradients
         return namespace(array).astype(array, dtype)

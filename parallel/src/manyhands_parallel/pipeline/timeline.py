@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each rank of a pipeline does what.
+    """The times of the actions of each rank of a pipeline.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Timeline:
 
 
 def in_order(actions: Actions, stages: int) -> Iterator[tuple[int, Action]]:
-    """Yield ranks and their actions in an order in which all of them can run; end early where none can go on."""
+    """Yield ranks and their actions in an order in which all of them can run; end early if none can continue."""
     ended: set[Action] = set()
     waiting: dict[Action, list[int]] = {}
     ahead = [deque(each) for each in actions]
@@ -83,7 +83,7 @@ def timeline_of(
     weight: Number | None = None,
     message: Delay = 0,
 ) -> Timeline:
-    """Return when each action begins: as soon as its rank is free and what it needs is there.
+    """Return when each action begins: as soon as its rank is free and its input is there.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def timeline_of(
     weight
         The share of ``backward`` that makes the gradients of the weights; by default a half of it.
     message
-        How long a message takes, or a function that tells it for each. The ranks go on meanwhile.
+        The time of a message, or a function that returns it for each. The ranks continue meanwhile.
 
     Raises
     ------

@@ -24,8 +24,8 @@ class Stage(stages.Stage):
     Parameters
     ----------
     module
-        ``module(x)`` gets a tensor, or the tensors of a tuple as one tuple, and returns a tensor or a tuple of tensors. What a stage of
-        NumPy sends becomes tensors.
+        ``module(x)`` gets a tensor, or the tensors of a tuple as one tuple, and returns a tensor or a tuple of tensors. Arrays from a stage of
+        NumPy become tensors.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -55,7 +55,7 @@ class Stage(stages.Stage):
         with torch.enable_grad():
             value = loss(x, target)
             if not isinstance(value, torch.Tensor):
-                raise UsageError(f"loss returned a {type(value).__name__}, and a tensor of one element is expected")
+                raise UsageError(f"loss returned a {type(value).__name__}; expected a tensor of one element")
             found = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
         return value.detach(), _like(x, inputs, list(found))
 
@@ -115,7 +115,7 @@ def _gradients(outputs: tuple[Any, ...], inputs: list[Any], dy: Any, *, keep: bo
 
 
 def _like(x: Any, inputs: list[Any], gradients: list[Any]) -> Any:
-    """Return gradients in the structure of ``x``, None for what has none."""
+    """Return gradients in the structure of ``x``, None for a part that has none."""
     by_input = {id(each): gradient for each, gradient in zip(inputs, gradients, strict=True)}
     found = tuple(by_input.get(id(part)) for part in (x if isinstance(x, tuple) else (x,)))
     return found if isinstance(x, tuple) else found[0]

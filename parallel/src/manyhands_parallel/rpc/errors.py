@@ -8,14 +8,14 @@ __all__ = ["RemoteError"]
 
 
 class RemoteError(ManyHandsError):
-    """A function that was called on a rank raised an exception there. The service goes on.
+    """A function that was called on a rank raised an exception there. The service continues.
 
     Parameters
     ----------
     message
-        Which function, on which rank, and what it raised; the remote traceback follows.
+        The function, the rank, and the exception; the remote traceback follows.
     peer
-        The rank where the function ran.
+        The rank on which the function ran.
     function
         Its name.
     kind

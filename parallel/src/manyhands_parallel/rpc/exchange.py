@@ -1,9 +1,9 @@
-"""Frames between the ranks of a service, and the threads that run what frames ask for.
+"""Frames between the ranks of a service, and the threads that do the work of frames.
 
 One thread for each peer receives its frames; it never blocks otherwise, so that a function may call other ranks, also the one that called it.
 Functions run in *workers*, which begin when they are needed and end when they had nothing to do for a while.
 
-Large arrays go ahead of the frame that they belong to, as messages of two axes, by which they are told from frames: other frames may come
+Large arrays travel before the frame that they belong to, as messages of two axes, which distinguishes them from frames: other frames may come
 between.
 """
 
@@ -25,7 +25,7 @@ from manyhands_parallel.rpc.packing import ROOM_BYTES, Bytes, Parcel
 __all__ = ["FOREVER_S", "Exchange", "Frame", "frame_of"]
 
 FOREVER_S = 2_000_000.0
-"""23 days, the longest that a call of a group may last: a receive waits for as long as nobody calls."""
+"""23 days, the longest that a call of a group may last: a receive waits until another rank calls."""
 _HEAD = struct.Struct("<QQQQ")
 _SMALL_BYTES = 1024
 """Frames of at most so many bytes all have this length, which is the fastest for a group: they travel in one message of a known kind."""
@@ -55,21 +55,21 @@ class Exchange:
     Parameters
     ----------
     group
-        A group that nobody else uses for messages.
+        A group on which no other code sends messages.
     threads
         How many workers there may be.
     take
-        It is called under `lock` with a peer, and a frame's kind, number, content and large arrays. It must not block. What it returns is let
-        go when the lock is free.
+        It is called under `lock` with a peer, and a frame's kind, number, content and large arrays. It must not block. Its result is released
+        when the lock is free.
     fail
-        It is called under `lock` with the error that ended the group. What it returns is let go when the lock is free.
+        It is called under `lock` with the error that ended the group. Its result is released when the lock is free.
 
     Attributes
     ----------
     lock
         Guards all books of the service.
     failure
-        What ended the group; None as long as it works.
+        The error that ended the group; None as long as it works.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Exchange:
         """Send a frame; one for this rank itself is taken at once.
 
         The calling thread may wait for so many seconds until a frame with large arrays has left; if it may not (0), they are copied. A frame
-        that has not left by then is still on its way, and its arrays must not be changed. With ``still`` nobody changes them: they are
+        that has not left by then is still on its way, and its arrays must not be changed. With ``still`` the arrays never change: they are
         neither copied nor waited for.
         """
         data, arrays = frame
@@ -148,7 +148,7 @@ class Exchange:
             worker.start()
 
     def is_worker(self) -> bool:
-        """Tell whether a worker calls this."""
+        """Return whether a worker calls this."""
         return threading.current_thread() in self._workers
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Exchange:
                 with self.lock:
                     left = self._took(peer, frame, arrays)
             except Exception as error:
-                self._group.__exit__(type(error), error, error.__traceback__)  # a bug: the job ends, and nobody waits in vain
+                self._group.__exit__(type(error), error, error.__traceback__)  # a bug: the job ends, and no rank waits in vain
                 raise
             del left, frame
 

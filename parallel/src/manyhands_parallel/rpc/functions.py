@@ -1,4 +1,4 @@
-"""The functions of a service: what their arguments must be, and how they are called."""
+"""The functions of a service: the types of their arguments, and how they are called."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _Decoder = msgspec.msgpack.Decoder[Any]
 
 
 class Function:
-    """A function that others may call. Its annotations say what its arguments are decoded into.
+    """A function that others may call. Its annotations give the types of its arguments.
 
     Parameters
     ----------
     name
-        What others call it.
+        Its name for callers.
     function
-        It is called with the arguments. If its first parameter is annotated as ``own``, that one is given by the service.
+        It is called with the arguments. If its first parameter is annotated as ``own``, the service gives that one.
     own
         The class of services.
     """
@@ -70,7 +70,7 @@ class Function:
         Raises
         ------
         UsageError
-            An argument is not what its annotation says, or there are too few or too many.
+            An argument does not have the type of its annotation, or there are too few or too many.
         """
         positions = self._positions[len(first) :]
         names = [positions[place] if place < len(positions) else self._rest for place in range(len(args))]
@@ -83,7 +83,9 @@ class Function:
             try:
                 self._signature.bind(*given, **named)
             except TypeError as error:
-                raise UsageError(f"{self.name!r} takes {self._signature}, and cannot be called so: {error}") from None
+                raise UsageError(
+                    f"{self.name!r} takes {self._signature}, and cannot be called with these arguments: {error}"
+                ) from None
         return partial(self._function, *given, **named)
 
     def _read(self, parameter: str | None, value: Any, arrays: Sequence[Bytes], name: str = "") -> Any:
@@ -103,7 +105,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _known(hint: Any) -> _Decoder:
-    """Return what decodes into an annotation; into plain objects where msgspec does not know it."""
+    """Return a decoder for an annotation; for plain objects if msgspec does not know it."""
     try:
         return decoder(hint)
     except UsageError:

@@ -1,4 +1,4 @@
-"""What the ranks of a service say to each other, and what a caller gets where a call went wrong."""
+"""The messages between the ranks of a service, and the errors for a caller if a call failed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = [
 _CHARACTERS = 16_384
 
 CALL, KEEP, RESULT, REF, ERROR, RELEASE, COUNT = range(1, 8)
-"""The kinds of frames: a call whose result is wanted, or a reference to it; what came of it; references that are gone, and
+"""The kinds of frames: a call whose result is wanted, or a reference to it; its result; references that are gone, and
 one that is about to be."""
 
 
 class Request(msgspec.Struct, array_like=True):
-    """A call. ``refs`` are the arguments that are references: index or name, owner, number; None stands in their places."""
+    """A call. ``refs`` are the arguments that are references: index or name, owner, number; None replaces them in the arguments."""
 
     function: str
     args: list[Any]
@@ -45,14 +45,14 @@ class Request(msgspec.Struct, array_like=True):
 
 
 class Packed(Request):
-    """A call as it arrives, with arguments that wait to be decoded as what they must be."""
+    """A call as it arrives, with arguments that wait to be decoded into their types."""
 
     args: list[msgspec.Raw]
     kwargs: dict[str, msgspec.Raw]
 
 
 class Fault(msgspec.Struct, array_like=True):
-    """What went wrong. ``kind`` is the class of error that the caller gets: "usage", "size" or "raised"; the rest is of the exception."""
+    """A failure. ``kind`` is the class of error for the caller: "usage", "size" or "raised"; the rest describes the exception."""
 
     kind: str
     text: str
@@ -75,7 +75,7 @@ class Faulty(Exception):
 
     @classmethod
     def raised(cls, error: BaseException, function: str, rank: int) -> Faulty:
-        """Return what a caller is told of an exception that a function raised; the traceback begins in the function."""
+        """Return the report of a function's exception for the caller; the traceback begins in the function."""
         trace = error.__traceback__
         lines = traceback.format_exception(error.with_traceback(trace.tb_next if trace is not None else None))
         text = f"{function!r} on rank {rank} raised {type(error).__name__}: {_words(error)}"

@@ -21,23 +21,23 @@ from manyhands.errors import UsageError
 __all__ = ["ROOM_BYTES", "Bytes", "Parcel", "decoder", "pack", "unpack"]
 
 ROOM_BYTES = 32
-"""How much room for something else packed bytes have in front."""
+"""The room in front of packed bytes for other data."""
 
 _ARRAY = 77
 """The code of the extension: the length of a description in two bytes, the description ``[dtype, shape]``, and the array in C order."""
 _BESIDE = 78
-"""The code of an array that is beside the bytes: which one, its dtype, its shape."""
+"""The code of an array that is beside the bytes: its index, its dtype, its shape."""
 _LARGE_BYTES = 1 << 18
 """Arrays of at least so many bytes are beside. Copies of smaller ones cost less than a further message (measured)."""
 _CANNOT = (TypeError, ValueError, OverflowError, RecursionError, msgspec.EncodeError)
-"""What msgspec raises for an object that it cannot encode."""
+"""The exceptions of msgspec for an object that it cannot encode."""
 
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Parcel(NamedTuple):
-    """An object that is packed: bytes, which begin after `ROOM_BYTES`, and large arrays beside them, which are not copied."""
+    """A packed object: bytes, which begin after `ROOM_BYTES`, and large arrays beside them, which are not copied."""
 
     data: bytearray
     arrays: list[Bytes]
@@ -54,7 +54,7 @@ def pack(value: object, what: str) -> Parcel:
     Parameters
     ----------
     value
-        What is to travel.
+        The object to send.
     what
         The object in words, such as ``"the result of 'eval'"``.
 
@@ -71,7 +71,7 @@ def pack(value: object, what: str) -> Parcel:
     except _CANNOT as error:
         raise UsageError(
             f"{what} cannot travel: {error}. Give None, bool, int of 64 bits, float, str, bytes, lists, dicts, dataclasses, "
-            "msgspec.Struct, times and NumPy arrays; for anything else keep it where it is, with Service.remote"
+            "msgspec.Struct, times and NumPy arrays; leave any other object on its rank, and pass a reference made by Service.remote"
         ) from None
     finally:
         _beside.arrays = []
@@ -105,7 +105,7 @@ def unpack(decode: msgspec.msgpack.Decoder[Any], data: Any, arrays: Sequence[Byt
 
 
 def decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return what decodes into a type; None for plain Python objects.
+    """Return a decoder for a type; None for plain Python objects.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def _dtype(name: str) -> Any:
 
 
 class _Beside(threading.local):
-    """The large arrays of what this thread packs or unpacks; msgspec's hooks are not told."""
+    """The large arrays of the object that this thread packs or unpacks; msgspec does not pass them to hooks."""
 
     arrays: Any = ()
 

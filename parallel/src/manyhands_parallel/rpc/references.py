@@ -57,7 +57,7 @@ class Ref:
         Parameters
         ----------
         type
-            What the copy must be, as for `Service.call`.
+            The type of the copy, as for `Service.call`.
         timeout_s
             Seconds that it may last.
 
@@ -77,7 +77,7 @@ class Ref:
         self, method: str, /, *args: Any, type: Any = None, timeout_s: float | None = None, **kwargs: Any
     ) -> Reply[Any]: ...
     def call(self, method: str, /, *args: Any, type: Any = None, timeout_s: float | None = None, **kwargs: Any) -> Reply[Any]:  # noqa: A002
-        """Call a method of the object, where the object is.
+        """Call a method of the object, on the rank of the object.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Ref:
 
 
 class Objects:
-    """What a rank owns, and how many references there are to each: `Ref` objects on any rank, and those on their way."""
+    """The objects of a rank, and the number of references to each: `Ref` objects on any rank, and those on their way."""
 
     def __init__(self) -> None:
         self._objects: dict[int, list[Any]] = {}
@@ -114,7 +114,7 @@ class Objects:
         self._objects[number][1] += 1
 
     def release(self, number: int, count: int) -> object:
-        """Count so many references less; return the object if that was the last one, to be let go where nothing is locked."""
+        """Reduce the count by this number; return the object if that was the last reference, to be released without a lock."""
         entry = self._objects.get(number)
         if entry is not None:
             entry[1] -= count
@@ -124,13 +124,13 @@ class Objects:
         return None
 
     def clear(self) -> list[Any]:
-        """Forget all; return it, to be let go where nothing is locked."""
+        """Forget all; return it, to be released without a lock."""
         objects, self._objects = self._objects, {}
         return [objects]
 
 
 class Sweeper:
-    """Tells owners which references are gone, in a thread of its own.
+    """Informs owners which references are gone, in a thread of its own.
 
     A reference may die at any moment, in the middle of anything, so that its end does nothing but wake the thread.
 

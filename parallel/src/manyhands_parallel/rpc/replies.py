@@ -26,7 +26,7 @@ _log = logging.getLogger("manyhands_parallel.rpc")
 class Reply(Generic[T]):
     """The handle of a call on another rank. `Service.call` returns it; its words are those of `manyhands.Work`.
 
-    You may drop it: the call goes on. A coroutine can ``await`` it.
+    You may drop it: the call continues. A coroutine can ``await`` it.
     """
 
     def __init__(self, exchange: Exchange, peer: int, what: str, timeout_s: float, read: Callable[[Any], T]) -> None:
@@ -61,14 +61,14 @@ class Reply(Generic[T]):
         Returns
         -------
         object
-            What the function returned, of the type given as ``type=``. If you wait again, large arrays in it are the same memory.
+            The result of the function, of the type given as ``type=``. If you wait again, large arrays in it are the same memory.
 
         Raises
         ------
         RemoteError
             The function raised an exception.
         DeadlineError
-            The time of the call is up, or ``timeout_s`` has passed; then you may wait again. The function goes on, and so does the service.
+            The time of the call is up, or ``timeout_s`` has passed; then you may wait again. The function continues, and so does the service.
         UsageError
             The arguments do not fit the function, or the result does not fit ``type=`` or cannot travel; or ``timeout_s`` is no number of
             seconds.
@@ -81,7 +81,7 @@ class Reply(Generic[T]):
         if not self._wait_until(until):
             if until < self._until:
                 raise DeadlineError(
-                    f"{self._what} was not done within {timeout_s:g} s of waiting; it goes on",
+                    f"{self._what} was not done within {timeout_s:g} s of waiting; the call continues",
                     peer=self._peer,
                     operation=self._what,
                 )
@@ -89,7 +89,7 @@ class Reply(Generic[T]):
         return self._finish()
 
     def done(self) -> bool:
-        """Tell whether the call has ended, successfully or not. Never blocks."""
+        """Return whether the call has ended, successfully or not. Never blocks."""
         if not self._is_done and time.monotonic() >= self._until:
             self._expire()
         return self._is_done
@@ -104,7 +104,7 @@ class Reply(Generic[T]):
         Parameters
         ----------
         callback
-            It may use the service. A deadline that passes calls it only if somebody waits.
+            It may use the service. A deadline that passes calls it only during a wait.
         """
         with self._exchange.lock:
             if not self._is_done:
@@ -129,11 +129,11 @@ class Reply(Generic[T]):
         return self.wait()
 
     def _wait_until(self, until: float) -> bool:
-        """Wait; tell whether the call has ended by then."""
+        """Wait; return whether the call has ended by then."""
         return self._is_done or _wait_for(self._ended, until) or self._is_done
 
     def _wait_for_answer(self, until: float) -> bool:
-        """Wait for the answer, be the call late or not; tell whether it is there by then."""
+        """Wait for the answer, even if the call is late; return whether it is there by then."""
         return _wait_for(self._answered, until)
 
     def _finish(self) -> T:
@@ -143,7 +143,7 @@ class Reply(Generic[T]):
 
     def _expire(self) -> None:
         """End the call on this rank, since its time is up."""
-        text = f"{self._what} had no reply within {self._timeout_s:g} s; the function may go on there"
+        text = f"{self._what} had no reply within {self._timeout_s:g} s; the function may still run there"
         with self._exchange.lock:
             if not self._is_done:
                 self._end(None, DeadlineError(text, peer=self._peer, operation=self._what))
@@ -173,12 +173,12 @@ def seconds_of(timeout_s: Any) -> float:
         It is no positive, finite number.
     """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | np.number) or not 0 < timeout_s < math.inf:
-        raise UsageError(f"timeout_s must be a positive, finite number of seconds, and {timeout_s!r} was given")
+        raise UsageError(f"timeout_s must be a positive, finite number of seconds, not {timeout_s!r}")
     return float(timeout_s)
 
 
 def _wait_for(lock: Any, until: float) -> bool:
-    """Wait until a lock is free; tell whether it is."""
+    """Wait until a lock is free; return whether it is."""
     seconds = min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
     if lock.acquire(timeout=seconds):
         lock.release()
@@ -189,5 +189,5 @@ def _wait_for(lock: Any, until: float) -> bool:
 def _call(callback: Callable[[Reply[Any]], object], reply: Reply[Any]) -> None:
     try:
         callback(reply)
-    except BaseException:  # noqa: BLE001 - nobody waits for a callback who could take it
+    except BaseException:  # noqa: BLE001 - no caller could take it
         _log.exception("manyhands_parallel: a callback of %s failed", reply._what)

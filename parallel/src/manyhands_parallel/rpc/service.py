@@ -51,7 +51,7 @@ __all__ = ["Service"]
 T = TypeVar("T")
 
 _GET, _METHOD = ".get", ".call"
-"""What `Ref` calls; a function of the program may not be called so."""
+"""The method that `Ref` calls; a function of the program may not have this name."""
 _TOLD = 20
 """How many functions an error names."""
 
@@ -65,7 +65,7 @@ class Service:
     ...         losses = [work.wait() for work in works]
 
     Arguments and results travel as msgpack, never as pickles: None, bool, int, float, str, bytes, lists, dicts, dataclasses, times, NumPy
-    arrays, as in docs/groups.md. An argument becomes what the annotation of the function's parameter says, and a result what ``type=``
+    arrays, as in docs/groups.md. An argument gets the type of the annotation of the function's parameter, and a result that of ``type=``
     says; without these, plain Python objects. If the first parameter of a function is annotated as `Service`, the function gets the
     service there, and may call other ranks itself.
 
@@ -83,7 +83,7 @@ class Service:
     max_bytes
         The largest request or reply, packed; the same on all ranks.
     threads
-        How many functions may run at once on this rank; further calls wait. Where functions call functions on other ranks, the deepest chain
+        The number of functions that may run at once on this rank; further calls wait. If functions call functions on other ranks, the deepest chain
         must fit.
     timeout_s
         Seconds that a call may last if it does not say otherwise.
@@ -111,9 +111,7 @@ class Service:
         timeout_s: float = 60.0,
     ) -> None:
         if not isinstance(group, Group):
-            raise UsageError(
-                f"a Group was expected, such as mh.init() returns, and this is a {type(group).__name__}: {group!r:.80}"
-            )
+            raise UsageError(f"expected a Group, such as mh.init() returns, not a {type(group).__name__}: {group!r:.80}")
         problem = _problem(functions, max_bytes, threads, timeout_s)
         part = group.split(0)
         assert part is not None
@@ -121,7 +119,7 @@ class Service:
         sizes = [offer[1] for offer in offers]
         text = next((f"rank {rank}: {offer[0]}" for rank, offer in enumerate(offers) if offer[0] is not None), None)
         if text is None and len(set(sizes)) > 1:
-            text = f"all ranks must give the same max_bytes, and they gave {sizes}"
+            text = f"all ranks must give the same max_bytes, but they gave {sizes}"
         if text is not None:
             part.close()
             raise UsageError(text, rank=part.rank)
@@ -187,13 +185,13 @@ class Service:
         Parameters
         ----------
         rank
-            Where the function runs.
+            The rank on which the function runs.
         function
             Its name there.
         args, kwargs
             Its arguments; a `Ref` among them is the object itself on its owner.
         type
-            What the result must be: a dataclass, ``dict[str, float]``, ``numpy.ndarray``. By default plain Python objects.
+            The type of the result: a dataclass, ``dict[str, float]``, ``numpy.ndarray``. By default plain Python objects.
         timeout_s
             Seconds until the reply must be there. Afterwards the caller alone gets a `DeadlineError`.
 
@@ -315,7 +313,7 @@ class Service:
             if not reply._wait_for_answer(until):
                 raise DeadlineError(f"{reply._what} was not answered within {timeout_s:g} s of close()", peer=reply._peer)
 
-    # What this rank asks for
+    # The calls of this rank
 
     def _check_function(self, rank: int, function: object) -> None:
         self._check_rank(rank)
@@ -330,7 +328,7 @@ class Service:
 
     def _check_rank(self, rank: int) -> None:
         if not _is_integer(rank) or not 0 <= rank < len(self.functions):
-            raise InvalidRankError(f"a rank from 0 to {len(self.functions) - 1} was expected, and {rank!r} was given")
+            raise InvalidRankError(f"expected a rank from 0 to {len(self.functions) - 1}, not {rank!r}")
 
     def _get(self, ref: Ref, kind: Any, timeout_s: float | None) -> Any:
         self._check_own(ref)
@@ -345,7 +343,7 @@ class Service:
     ) -> Reply[Any]:
         self._check_own(ref)
         if not isinstance(method, str) or not method.isidentifier() or method.startswith("_"):
-            raise UsageError(f"a method's name that does not begin with an underscore was expected, and {method!r} was given")
+            raise UsageError(f"expected a method's name that does not begin with an underscore, not {method!r}")
         return self._request(CALL, ref.owner, _METHOD, (ref, method, *args), kwargs, kind, timeout_s)
 
     def _check_own(self, ref: Ref) -> None:
@@ -411,7 +409,7 @@ class Service:
         return reply
 
     def _check_open(self) -> None:
-        """Refuse what comes after the end; called under the lock of the exchange."""
+        """Raise an error for calls after the end; called under the lock of the exchange."""
         if self._exchange.failure is not None:
             raise self._exchange.failure.with_traceback(None)
         if self._is_closed:
@@ -433,7 +431,7 @@ class Service:
         body, arrays = answer
         return unpack(decode, body, arrays, f"the result of {what.removeprefix('the call of ')}")
 
-    # What others ask for
+    # The calls of others
 
     def _take(self, peer: int, kind: int, number: int, body: memoryview, arrays: list[Bytes]) -> object:
         """Take a frame; called under the lock of the exchange."""
@@ -457,7 +455,7 @@ class Service:
         else:
             reply = self._pending.pop(number, None)
             if reply is None:
-                return None  # a signal came to who asked
+                return None  # a signal came to the caller
             self._unanswered[peer] -= 1
             if kind == RESULT:
                 reply._answered_by((body, arrays), None)
@@ -474,13 +472,13 @@ class Service:
     def _serve(
         self, peer: int, kind: int, number: int, function: str, args: list[Any], kwargs: dict[str, Any], arrays: list[Bytes]
     ) -> None:
-        """Run a function for a rank, and send what came of it."""
+        """Run a function for a rank, and send its result."""
         what = f"{function!r} on rank {self.rank}"
         try:
             answer, body = self._result(kind, what, self._called(function, args, kwargs, arrays))
         except Faulty as faulty:
             answer, body = ERROR, pack(faulty.fault, "an error")
-        except BaseException as error:  # noqa: BLE001 - such as a lack of memory, and what the classes of arguments raise
+        except BaseException as error:  # noqa: BLE001 - such as a lack of memory, and exceptions of the arguments' classes
             answer, body = ERROR, pack(Faulty.raised(error, function, self.rank).fault, "an error")
         # The group may have failed, as the caller learns itself.
         with contextlib.suppress(CommError):
@@ -534,7 +532,7 @@ class Service:
         return RESULT, body
 
     def _release(self, owner: int, number: int, count: int) -> None:
-        """Tell the owner that references are gone."""
+        """Inform the owner that references are gone."""
         if owner == self.rank:
             with self._exchange.lock:
                 left = self._objects.release(number, count)
@@ -544,7 +542,7 @@ class Service:
             self._exchange.send(owner, frame_of(RELEASE, 0, pack((number, count), "references")), wait_s=0)
 
     def _fail(self, error: BaseException) -> list[Any]:
-        """End all calls, and return all objects, to be let go where nothing is locked; called under the lock of the exchange."""
+        """End all calls, and return all objects, to be released without a lock; called under the lock of the exchange."""
         pending, self._pending = self._pending, {}
         for reply in pending.values():
             reply._answered_by(None, error)
@@ -556,17 +554,17 @@ def _is_integer(value: object) -> bool:
 
 
 def _problem(functions: Any, max_bytes: Any, threads: Any, timeout_s: Any) -> str | None:
-    """Say what is wrong with the arguments of a service."""
+    """Return the fault of a service's arguments."""
     if not isinstance(functions, Mapping):
-        return f"functions must be a dict of names and functions, and {functions!r} was given"
+        return f"functions must be a dict of names and functions, not {functions!r}"
     for name, function in functions.items():
         if not isinstance(name, str) or not name or name.startswith(".") or name != sound(name):
-            return f"a function's name is a text that does not begin with a dot, and {name!r} was given"
+            return f"a function's name must be a text that does not begin with a dot, not {name!r}"
         if not callable(function):
             return f"{name!r} cannot be called: {function!r}"
     for what, value in (("max_bytes", max_bytes), ("threads", threads)):
         if not _is_integer(value) or value < 1:
-            return f"{what} must be a positive integer, and {value!r} was given"
+            return f"{what} must be a positive integer, not {value!r}"
     try:
         seconds_of(timeout_s)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""A model whose parameters are divided among the ranks, and gathered unit by unit where they are needed."""
+"""A model whose parameters are divided among the ranks, and gathered unit by unit when they are needed."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Sharded(Store):
     group
         The ranks; for `Hybrid` a mesh.
     strategy
-        What each rank has only a part of. ``"full"``: parameters, gradients and the optimizer's state (FSDP, ZeRO-3). ``"grad"``: gradients
+        The data that are divided among the ranks. ``"full"``: parameters, gradients and the optimizer's state (FSDP, ZeRO-3). ``"grad"``: gradients
         and state (ZeRO-2). ``"none"``: nothing (DDP). `Hybrid`: as ``"full"`` along one axis of a mesh, repeated along another.
     units
-        Prefixes of the names of parameters, such as ``["layers.0", "layers.1", "head"]``; a parameter belongs to the longest that fits. What
-        a unit has is gathered and reduced in one message for each dtype. By default the first component of each name.
+        Prefixes of the names of parameters, such as ``["layers.0", "layers.1", "head"]``; a parameter belongs to the longest that fits. The arrays of
+        a unit are gathered and reduced in one message for each dtype. By default the first component of each name.
     prefetch
         How many units are gathered in the background before they are entered, once a step has shown their order.
     compute_dtype
-        The dtype in which parameters are gathered and shown, such as ``"bfloat16"``. By default their own. The shards, and what the optimizer
-        sees, keep theirs.
+        The dtype in which parameters are gathered and shown, such as ``"bfloat16"``. By default their own. The shards, and the optimizer's
+        arrays, keep theirs.
     reduce_dtype
         The dtype in which gradients are weighted and summed. By default that of the parameters, and float32 for those of 16 bits and fewer,
         whose weighted sums would soon overflow. The mean that an update gets has the dtype of the parameters in any case.
@@ -74,13 +74,13 @@ class Sharded(Store):
         The arguments are impossible, two parameters share some of their memory and are not the same, or the ranks differ: on every rank. The
         group stays usable.
     DTypeError
-        A parameter is no array of floating-point numbers, or a dtype is none.
+        A parameter is not an array of floating-point numbers, or a dtype is invalid.
 
     Notes
     -----
     Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020. Zhao et al., "PyTorch FSDP: Experiences
     on Scaling Fully Sharded Data Parallel", VLDB 2023. With n parameters in float32, Adam and N ranks, a rank holds 16 n / N bytes, and at most
-    4 bytes for each parameter of 1 + ``prefetch`` units and for each gradient of one unit. The gradient of an array that stands in several units
+    4 bytes for each parameter of 1 + ``prefetch`` units and for each gradient of one unit. The gradient of an array that belongs to several units
     is held from the first of them that is reduced to the last.
 
     After a failure of the group, the parameters of ``"full"`` and ``"none"`` are those before or after an update, never in between. With
@@ -101,7 +101,7 @@ class Sharded(Store):
         root: int | None = 0,
     ) -> None:
         if prefetch < 0:
-            raise UsageError(f"prefetch is a number of units, 0 or more, and {prefetch!r} was given")
+            raise UsageError(f"prefetch must be a number of units, 0 or more, not {prefetch!r}")
         check_dtypes(compute_dtype, reduce_dtype)
         self._compute_dtype = compute_dtype
         self._orders = {"step": Order(prefetch), "evaluation": Order(prefetch)}
@@ -121,18 +121,18 @@ class Sharded(Store):
     def step(self, weight: float = 1.0) -> Iterator[Self]:
         """Run a training step: within it, enter units and reduce their gradients; afterwards, `update`.
 
-        At its end the ranks compare what they did, in one small message. Gradients of a step before are dropped, unless that was `paused`.
+        At its end the ranks compare their work, in one small message. Gradients of a step before are dropped, unless that was `paused`.
 
         Parameters
         ----------
         weight
-            How much this rank's gradients count, mostly the number of its samples: the mean is sum(weight * gradient) / sum(weight). 0 on a rank
-            without data: what it reduces counts as zeros.
+            The weight of this rank's gradients, usually the number of its samples: the mean is sum(weight * gradient) / sum(weight). 0 on a rank
+            without data: its gradients count as zeros.
 
         Raises
         ------
         UsageError
-            Another step is under way, or the weight is none. At the end: the ranks entered or reduced different units, or all weights are 0;
+            Another step is under way, or the weight is invalid. At the end: the ranks entered or reduced different units, or all weights are 0;
             on every rank. The gradients are dropped, nothing else has changed, and the group stays usable.
         """
         with self._ordered("step", checked_weight(weight)):
@@ -166,8 +166,8 @@ class Sharded(Store):
     def unit(self, name: str) -> Iterator[Any]:
         """Gather the parameters of a unit, and give their memory back at the end.
 
-        A unit may be entered again, also within itself; it is gathered once for as long as anyone is inside. What is yielded is emptied at
-        the end. An array that was taken out of it keeps the unit's memory as long as it is there.
+        A unit may be entered again, also within itself; it is gathered once until its last block ends. The yielded tree is emptied at
+        the end. An array that was taken out of it keeps the unit's memory as long as it exists.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class Sharded(Store):
                 _clear(tree)
                 del tree
         finally:
-            unit.users = max(unit.users - 1, 0)  # it is 0 already where the step has ended before
+            unit.users = max(unit.users - 1, 0)  # it is 0 already if the step has ended before
             if unit.users == 0:
                 self._trim(order.upcoming())
 
@@ -218,9 +218,9 @@ class Sharded(Store):
             A name of `units`. Each unit is reduced at most once in a step. A unit that no rank reduces is not updated.
         gradients
             A tree like that which `unit` yields, of this rank's mean gradients: of the dtype of the parameters or of ``compute_dtype``. They are
-            copied before this returns. None, in the place of all, of a subtree or of a leaf: this rank has no gradient there, which counts as
+            copied before this returns. None, in place of the tree, a subtree or a leaf: this rank has no gradient there, which counts as
             zeros if another rank has one. A parameter that has none on any rank, such as a frozen one, is not updated. The gradients of an array
-            that stands at several places add up, in the order in which they come. In one call, the same memory at several of its places is the
+            at several places add up, in the order in which they come. In one call, the same memory at several of its places is the
             sum already, and counts once; see `ShardedOptimizer.step`.
 
         Raises
@@ -243,7 +243,7 @@ class Sharded(Store):
             flat = self._pack(part, given, self._held.pop(part, None))
             self._lacking[part] -= 1
             if self._lacking[part]:
-                self._held[part] = flat  # its places are summed here, and then over the ranks, whatever the units are
+                self._held[part] = flat  # its places are summed here, and then over the ranks, for any units
             else:
                 self._reduce(part, flat)
 
@@ -280,7 +280,7 @@ class Sharded(Store):
         """Return the leaves of a unit, by full name; from now on they alone hold the memory."""
         leaves: dict[str, Array] = {}
         for part in unit.parts:
-            self._gather(part)  # it is given up where another unit, that has it as well, was entered in between
+            self._gather(part)  # it is released if another unit that has it as well was entered in between
             self._arrive(part)
             flat = part.whole if part.gathered is None else part.gathered
             for name, view in part.layout.views(flat).items():
@@ -294,7 +294,7 @@ class Sharded(Store):
         return leaves
 
     def _trim(self, window: Sequence[str]) -> None:
-        """Give up what is there or on its way, and neither in use nor wanted."""
+        """Release the units that are there or on their way, and neither in use nor wanted."""
         for unit in list(self._present.values()):
             if unit.users == 0 and unit.name not in window:
                 del self._present[unit.name]

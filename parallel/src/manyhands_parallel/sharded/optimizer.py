@@ -41,7 +41,7 @@ class ShardedOptimizer(Store):
         1: gradients are whole until they are reduced at the end of the step (ZeRO-1). 2: a unit is reduced as soon as it is complete, and
         each rank keeps its part of the sum (ZeRO-2).
     units
-        Prefixes of the names of parameters. What a unit has is reduced and gathered in one message for each dtype. By default the first
+        Prefixes of the names of parameters. The arrays of a unit are reduced and gathered in one message for each dtype. By default the first
         component of each name.
     reduce_dtype
         The dtype in which gradients are weighted and summed; see `Sharded`.
@@ -81,7 +81,7 @@ class ShardedOptimizer(Store):
         root: int | None = 0,
     ) -> None:
         if stage not in (1, 2):
-            raise UsageError(f"stage must be 1 or 2, and {stage!r} was given; for 3 there is mp.Sharded")
+            raise UsageError(f"stage must be 1 or 2, not {stage!r}; for 3 there is mp.Sharded")
         self._update_with = update
         self._stage = stage
         self._flat: dict[Part, Array] = {}
@@ -105,11 +105,11 @@ class ShardedOptimizer(Store):
 
     @property
     def params(self) -> Any:
-        """The parameters, as a tree like the given one: views of what is updated in place.
+        """The parameters, as a tree like the given one: views of the arrays that are updated in place.
 
-        Views from before have the new values when `step` returns, and after `update` when the parameters are asked for again. JAX arrays are
-        copies, so ask anew after either. After `state`, into which a checkpoint may have been written, they are gathered once more: then every
-        rank must ask for them.
+        Earlier views have the new values when `step` returns, and after `update` when this property is read again. JAX arrays are
+        copies, so read it again after either. After `state`, into which a checkpoint may have been written, they are gathered once more: then every
+        rank must read this property.
         """
         self._refresh()
         leaves: dict[str, Array] = {}
@@ -124,13 +124,13 @@ class ShardedOptimizer(Store):
         Parameters
         ----------
         gradients
-            A tree like that of the parameters, of this rank's mean gradients. None, in the place of all, of a subtree or of a leaf: this rank
+            A tree like that of the parameters, of this rank's mean gradients. None, in place of the tree, a subtree or a leaf: this rank
             has no gradient there, which counts as zeros if another rank has one. A parameter that has none on any rank, such as a frozen one,
-            is not updated. The gradients of an array that stands at several places add up, in the order in which they come. The same memory at
+            is not updated. The gradients of an array at several places add up, in the order in which they come. The same memory at
             several of its places, such as the ``.grad`` that the names of a tied parameter of torch have in common, is the sum already, and
             counts once. Arrays of JAX and read-only ones are values, which may be alike, and count each.
         weight
-            How much they count, mostly the number of samples: the mean is sum(weight * gradient) / sum(weight). It may be 0.
+            Their weight, usually the number of samples: the mean is sum(weight * gradient) / sum(weight). It may be 0.
 
         Raises
         ------
@@ -158,7 +158,7 @@ class ShardedOptimizer(Store):
         if not self._is_paused:
             self.update()
             for part in self._parts():
-                self._arrive(part)  # whoever holds `params` looks at them next
+                self._arrive(part)  # the holder of `params` looks at them next
 
     @contextmanager
     def backward(self, weight: float = 1.0) -> Iterator[Self]:
@@ -179,7 +179,7 @@ class ShardedOptimizer(Store):
         Raises
         ------
         UsageError
-            Another backward pass is under way, or the weight is none. At the end: the ranks made different gradients ready, or all weights are
+            Another backward pass is under way, or the weight is invalid. At the end: the ranks made different gradients ready, or all weights are
             0; on every rank. The gradients are dropped, and the parameters are unchanged.
         """
         with self._step("backward", checked_weight(weight)):
@@ -199,8 +199,8 @@ class ShardedOptimizer(Store):
             The name of the parameter: its path in the tree, joined by dots.
         gradient
             This rank's mean gradient, of the shape and dtype of the parameter. It is copied before this returns. None: this rank has none; see
-            `step`. The gradients of an array that stands at several places add up, also if they come in the same memory, which a program may
-            have filled anew: give the ``.grad`` of a tied parameter of torch under one of its names.
+            `step`. The gradients of an array at several places add up, also if they come in the same memory, which a program may
+            have filled again: give the ``.grad`` of a tied parameter of torch under one of its names.
 
         Raises
         ------
@@ -211,7 +211,7 @@ class ShardedOptimizer(Store):
         self._within("ready()", "backward")
         self._check(name, gradient)
         if name in self._given:
-            raise UsageError(f"the gradient of {name!r} was given already in this backward pass: add up its gradients first")
+            raise UsageError(f"the gradient of {name!r} was already given in this backward pass: add up its gradients first")
         unit, part, slot = self._homes[name]
         self._given.add(name)
         self._missing[part] -= 1
@@ -233,7 +233,7 @@ class ShardedOptimizer(Store):
             self._begin(unit, part)
 
     def update(self, optimizer: Update | None = None) -> None:
-        """Update this rank's part of the parameters, and begin to gather them; see `Sharded.update`. Whoever asks for `params` waits for them.
+        """Update this rank's part of the parameters, and begin to gather them; see `Sharded.update`. Reading `params` waits for them.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class ShardedOptimizer(Store):
         super().update(optimizer or self._update_with)
 
     def state(self, optimizer: Update | None = None) -> dict[str, Any]:
-        """Return what a checkpoint holds; see `Sharded.state`. The state of this optimizer is there from the beginning, if it can be prepared.
+        """Return the content of a checkpoint; see `Sharded.state`. The state of this optimizer is there from the beginning, if it can be prepared.
 
         Parameters
         ----------

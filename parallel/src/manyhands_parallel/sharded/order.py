@@ -6,7 +6,7 @@ __all__ = ["Order"]
 
 
 class Order:
-    """What a step has entered, what the step before has, and so what comes next.
+    """The units that a step and the step before have entered, and so the next ones.
 
     All ranks run the same program, so they learn the same, and gather ahead of need alike.
 
@@ -27,14 +27,14 @@ class Order:
         self._seen, self._is_lost = [], False
 
     def enter(self, name: str) -> list[str]:
-        """Note that a unit is entered; return what is to be there from now on: the unit, and those that come next."""
+        """Note that a unit is entered; return the units that must be there from now on: this one, and those that come next."""
         place = len(self._seen)
         self._is_lost = self._is_lost or self._learned[place : place + 1] != [name]
         self._seen.append(name)
         return self._window(place) or [name]
 
     def upcoming(self) -> list[str]:
-        """Return what is to be there once a unit has been left: what is entered next, and those after it."""
+        """Return the units that must be there once a unit has been left: the next one, and those after it."""
         return self._window(len(self._seen))
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Which ranks share what: those that divide the parameters, and those that hold the same shards."""
+"""Groups of ranks: those that divide the parameters, and those that hold the same shards."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Hybrid:
     Parameters
     ----------
     replicate
-        The axis whose ranks hold the same shards, mostly that of the hosts.
+        The axis whose ranks hold the same shards, usually that of the hosts.
     shard
-        The axis among whose ranks the parameters are divided, mostly that within a host.
+        The axis among whose ranks the parameters are divided, usually that within a host.
     """
 
     replicate: str | int
@@ -42,14 +42,14 @@ class Ranks:
     group
         All of them; a mesh for `Hybrid`.
     strategy
-        What is divided.
+        The data that are divided.
     root
-        The rank whose values win, a rank of the group or of the mesh's parent; None where each keeps its own.
+        The rank whose values win, a rank of the group or of the mesh's parent; None if each keeps its own.
 
     Raises
     ------
     UsageError
-        ``strategy`` or ``root`` is none, or does not fit ``group``.
+        ``strategy`` or ``root`` is invalid, or does not fit ``group``.
     """
 
     def __init__(self, group: Group | DeviceMesh, strategy: Strategy, root: int | None) -> None:
@@ -57,11 +57,9 @@ class Ranks:
         self.replicate: Group | None = None
         whole = group.parent if isinstance(group, DeviceMesh) else group
         if not isinstance(whole, Group):
-            raise UsageError(
-                f"the ranks are given as a group, such as mh.init() returns, and a {type(group).__name__} was given"
-            )
+            raise UsageError(f"the ranks must be a group, such as mh.init() returns, not a {type(group).__name__}")
         if root is not None and root not in range(whole.world_size):
-            raise UsageError(f"root must be a rank from 0 to {whole.world_size - 1}, or None, and {root!r} was given")
+            raise UsageError(f"root must be a rank from 0 to {whole.world_size - 1}, or None, not {root!r}")
         self.root_part: int | None = root
         self.root_copy: int | None = root
         if isinstance(strategy, Hybrid):
@@ -75,15 +73,13 @@ class Ranks:
                 place = group.coordinates_of(root)
                 self.root_part, self.root_copy = place[shard], place[replicate]
         elif isinstance(group, DeviceMesh):
-            raise UsageError(
-                f"the strategy {strategy!r} takes a group, such as mesh.group({group.names[0]!r}), and a mesh was given"
-            )
+            raise UsageError(f"the strategy {strategy!r} takes a group, such as mesh.group({group.names[0]!r}), not a mesh")
         elif strategy in ("full", "grad"):
             self.shard = group
         elif strategy == "none":
             self.replicate = group
         else:
-            raise UsageError(f'the strategy must be "full", "grad", "none" or mp.Hybrid(...), and {strategy!r} was given')
+            raise UsageError(f'the strategy must be "full", "grad", "none" or mp.Hybrid(...), not {strategy!r}')
         self.keeps: bool = strategy in ("grad", "none")
         """Whether every rank holds the parameters whole."""
         self.parts: int = self.shard.world_size if self.shard else 1
@@ -108,7 +104,7 @@ class Ranks:
         return [row.tobytes() for row in rows]
 
     def of_root(self, mine: dict[str, str]) -> dict[str, str]:
-        """Return what the root says, on all ranks; what this rank says, if there is no root."""
+        """Return the root's value, on all ranks; this rank's value, if there is no root."""
         if self.root_part is None:
             return mine
         said: list[Any] = [(self.is_root, mine)]
@@ -117,12 +113,12 @@ class Ranks:
         return next(dict(words) for is_root, words in said if is_root)
 
     def agree(self, lines: Sequence[str], failure: ManyHandsError | None, says: str) -> None:
-        """Compare what all ranks say of themselves.
+        """Compare the descriptions that all ranks give of themselves.
 
         Raises
         ------
         UsageError
-            It differs, on every rank; or ``failure``, where all ranks failed alike.
+            It differs, on every rank; or ``failure``, if all ranks failed alike.
         """
         stories: list[Any] = [(self.me, list(lines))]
         for group in self._groups:
@@ -137,7 +133,7 @@ class Ranks:
             raise failure
 
     def spread(self, whole: Array, shard: Array) -> None:
-        """Give all ranks the root's parameters: to ``whole`` where they keep them, else this rank's part to ``shard``."""
+        """Give all ranks the root's parameters: to ``whole`` if they keep them, otherwise this rank's part to ``shard``."""
         if self.root_part is None or self.root_copy is None:
             return
         mine = self.replicate is None or self.shard is None or self.replicate.rank == self.root_copy

@@ -1,4 +1,4 @@
-"""What a sharded model and a sharded optimizer have in common: units, the sums of their gradients, updates and state."""
+"""The common part of a sharded model and a sharded optimizer: units, the sums of their gradients, updates and state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Store"]
 
 
 class _Sum(NamedTuple):
-    """A sum of gradients under way: ``flat`` is what is summed, and ``target`` where this rank's part goes."""
+    """A sum of gradients under way: ``flat`` is the input, and ``target`` the memory for this rank's part."""
 
     part: Part
     flat: Array
@@ -43,7 +43,7 @@ class Store:
     Attributes
     ----------
     memory
-        What makes the buffers, and counts their bytes: ``"parameters"``, ``"gradients"`` (the shards), ``"unit gradients"`` (those that are
+        Makes the buffers, and counts their bytes: ``"parameters"``, ``"gradients"`` (the shards), ``"unit gradients"`` (those that are
         summed), ``"gathered"`` and ``"state"`` (of the optimizer).
     """
 
@@ -209,7 +209,7 @@ class Store:
             part.gradient = None
 
     def _release(self) -> None:
-        """Give up what belongs to a step alone."""
+        """Release the data of a single step."""
 
     def _refresh(self) -> None:
         """Begin to gather the parameters on ranks that hold them whole, if shards may have changed since."""
@@ -228,7 +228,7 @@ class Store:
         return self._ranks.shard.all_gather_async(source, out=out)
 
     def _pack(self, part: Part, gradients: Mapping[str, Sequence[Array]], flat: Array | None) -> Array:
-        """Add weighted gradients to a flat buffer, by default a new one; there are zeros where this rank has none."""
+        """Add weighted gradients to a flat buffer, by default a new one; there are zeros if this rank has none."""
         is_new = flat is None
         if is_new:
             flat = self._empty_sum(part)
@@ -260,7 +260,7 @@ class Store:
         self._sums.append(_Sum(part, flat, target, work))
 
     def _settle(self) -> None:
-        """Wait for the sums under way, so that what they read is given back; the sum over ``replicate`` goes on in the background."""
+        """Wait for the sums under way, so that their inputs are given back; the sum over ``replicate`` continues in the background."""
         done, self._sums = self._sums, []
         ranks = self._ranks
         for part, _, target, work in done:
@@ -283,13 +283,13 @@ class Store:
         if part.gradient is not None:
             add_scaled(part.gradient, total, 1)
         elif itemsize(dtype_of(total)) >= itemsize(part.layout.dtype):
-            part.gradient = total  # where the parameters are shorter, only the mean is sure to fit
+            part.gradient = total  # if the parameters have a shorter dtype, only the mean is sure to fit
         else:
             part.gradient = self._empty(part, "gradients", part.layout.shard_size)
             part.gradient[...] = total
 
     def _compare(self, weight: float | None) -> None:
-        """Compare what the ranks did, add up their weights, and find out which parameters have a gradient; one small message.
+        """Compare the work of the ranks, add up their weights, and find out which parameters have a gradient; one small message.
 
         Raises
         ------
@@ -321,7 +321,7 @@ class Store:
     def shards(self) -> list[tuple[Array, Array]]:
         """Return this rank's flat shards: parameters, and the mean gradient over all ranks, for each dtype of each unit.
 
-        Both may be written to. What no rank has given a gradient is left out: a whole unit, or parameters of one, which then gives several
+        Both may be written to. Gradients that no rank has given are left out: a whole unit, or parameters of one, which then gives several
         pairs. A shard has no padding, and may be empty.
 
         >>> for p, g in store.shards():
@@ -355,7 +355,7 @@ class Store:
     ) -> float:
         """Scale the mean gradients so that their norm over all parameters is at most ``max_norm``, before `update`. Every rank must call it.
 
-        It counts each element once, whatever the strategy divides or repeats, by `mp.clip_by_global_norm`.
+        It counts each element once, for every strategy, by `mp.clip_by_global_norm`.
 
         Parameters
         ----------
@@ -404,7 +404,7 @@ class Store:
         UsageError
             There are no gradients: no step has ended since the last update. Nothing has changed.
         Exception
-            What ``optimizer`` raised; the parameters before have been updated then.
+            The exception of ``optimizer``; the parameters before have been updated then.
         """
         ready = self._ready("update()")
         is_named = takes_name(optimizer)
@@ -443,7 +443,7 @@ class Store:
         return ready
 
     def _count(self, part: Part) -> None:
-        """Count the arrays of an optimizer's state, whoever made them; counters of shape () are left out."""
+        """Count the arrays of an optimizer's state; counters of shape () are left out."""
         for name, state in part.states.items():
             for key, value in state.items():
                 known = part.counted.get((name, key))
@@ -451,7 +451,7 @@ class Store:
                     self.memory.adopt("state", value)
                     part.counted[name, key] = weakref.ref(value)
 
-    # The whole, and what a checkpoint holds
+    # The whole, and the content of a checkpoint
 
     def full(self) -> Any:
         """Return all parameters whole, as a tree like the given one; every rank must call it, and needs the memory.
@@ -483,12 +483,12 @@ class Store:
             part.pending = None
 
     def _tree(self, leaves: Mapping[str, Any]) -> Any:
-        """Return a tree like the given one, of what each parameter has by its first name."""
+        """Return a tree like the given one, with the value of each parameter by its first name."""
         names = [".".join(map(str, path)) for path in self._spec.paths()]
         return trees.rebuild(self._spec, {name: leaves[self._tied.get(name, name)] for name in names})
 
     def state(self, optimizer: Update | None = None) -> dict[str, Any]:
-        """Return what a checkpoint holds, as a tree of `ShardedArray` leaves that are views: write into them to load one.
+        """Return the content of a checkpoint, as a tree of `ShardedArray` leaves that are views: write into them to load one.
 
         A checkpoint of it can be loaded by another number of ranks, with other units and another strategy. It sends nothing, but waits for the
         parameters of the last `update`. Every rank must call it.
@@ -503,7 +503,7 @@ class Store:
         -------
         dict
             ``"params"``: a tree like the given one. ``"state"``: for each parameter by name, the entries of the optimizer's state; of an
-            array that stands at several places by the first name.
+            array at several places by the first name.
 
         Raises
         ------
@@ -516,7 +516,7 @@ class Store:
         params: dict[str, ShardedArray] = {}
         states: dict[str, dict[str, ShardedArray]] = {}
         for part in self._parts():
-            self._arrive(part)  # or it would overwrite what a checkpoint brings
+            self._arrive(part)  # or it would overwrite the content of a checkpoint
             for slot, first, own in part.layout.pieces(self._ranks.part):
                 piece = part.shard[own]
                 params[slot.name] = _piece(slot, first, piece)
@@ -545,7 +545,7 @@ def _piece(slot: Slot, first: int, own: Array) -> ShardedArray:
 
 
 def _entry(slot: Slot, first: int, param: Array, key: str, value: Any) -> ShardedArray:
-    """Return what an optimizer keeps of a parameter as an array of that, or of one number."""
+    """Return an optimizer's state of a parameter as an array of that, or of one number."""
     shape = shape_of(value) if hasattr(value, "shape") else None
     if shape == ():
         return ShardedArray((), [((), value)])
@@ -553,6 +553,6 @@ def _entry(slot: Slot, first: int, param: Array, key: str, value: Any) -> Sharde
         return _piece(slot, first, value)
     found = f"shape {shape}" if shape is not None else f"type {type(value).__name__}"
     raise UsageError(
-        f"the state {key!r} of the optimizer for {slot.name!r} has {found}, and a checkpoint can hold arrays of the shape of its part of the "
+        f"the state {key!r} of the optimizer for {slot.name!r} has {found}, but a checkpoint can hold only arrays of the shape of its part of the "
         f"parameter, {shape_of(param)}, and of shape (): keep a number as np.zeros(())"
     )

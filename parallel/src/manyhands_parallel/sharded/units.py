@@ -45,7 +45,7 @@ class Part:
     gradient: Array = None
     pending: Work[Array] | None = None
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What the optimizer keeps of each parameter, of the elements that are in the shard."""
+    """The optimizer's state of each parameter, for the elements that are in the shard."""
     counted: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
@@ -53,9 +53,9 @@ class Part:
 class Unit:
     """Parameters with a name.
 
-    ``relative`` has for each leaf, by its full name, the name within the unit. ``spec`` is that of the subtree that the unit is; None where it is
-    none, as in a flat dict: then it is shown as a dict of relative names. ``tied`` has the first name of each leaf that is there under another
-    one. An array that stands in several units is a part of each of them.
+    ``relative`` has for each leaf, by its full name, the name within the unit. ``spec`` is that of the unit's subtree; None if it is not
+    one, as in a flat dict: then it is shown as a dict of relative names. ``tied`` has the first name of each leaf that is there under another
+    one. An array that belongs to several units is a part of each of them.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Unit:
     def gradients(self, tree: Any, dtypes: Iterable[str | None]) -> dict[str, list[Array]]:
         """Return the gradients of a tree, checked: for each parameter that has any, by its first name, those of all its places.
 
-        Memory that stands at several of them is the sum already, and there once.
+        Memory at several of them is the sum already, and there once.
 
         Raises
         ------
@@ -108,7 +108,7 @@ def check(name: str, gradient: Array, shape: tuple[int, ...], dtypes: Iterable[A
         raise SizeMismatchError(f"the gradient of {name!r} has shape {shape_of(gradient)}, and the parameter has {shape}")
     if dtype_of(gradient) not in set(dtypes):
         raise DTypeError(
-            f"the gradient of {name!r} has dtype {dtype_of(gradient)}, and must have {' or '.join(sorted(dtypes))}"
+            f"the gradient of {name!r} has dtype {dtype_of(gradient)}, but must have {' or '.join(sorted(dtypes))}"
         )
 
 
@@ -152,10 +152,10 @@ def divide(
         A leaf belongs to no unit, or a unit has no leaf.
     """
     if isinstance(units, str):
-        raise UsageError(f"units is a list of prefixes, such as [{units!r}], and a string was given")
+        raise UsageError(f"units must be a list of prefixes, such as [{units!r}], not a string")
     prefixes = list(dict.fromkeys(name.split(".")[0] for name in leaves)) if units is None else list(units)
     if len(set(prefixes)) < len(prefixes):
-        raise UsageError(f"each unit is given once, and these are {prefixes}")
+        raise UsageError(f"each unit must be given only once, not as in {prefixes}")
     members: dict[str, list[str]] = {prefix: [] for prefix in prefixes}
     for name in leaves:
         prefix = next((prefix for prefix in _prefixes(name) if prefix in members), None)
@@ -200,10 +200,10 @@ def find(units: Mapping[str, Unit], name: str) -> Unit:
 
 
 def check_dtypes(*dtypes: str | None) -> None:
-    """Refuse what is no dtype of floating-point numbers, by name."""
+    """Raise an error for a value that is not the name of a dtype of floating-point numbers."""
     for dtype in dtypes:
         if dtype is not None and not (_is_float(dtype) and itemsize(dtype)):
-            raise UsageError(f'a dtype is given by name, such as "bfloat16", and {dtype!r} was given')
+            raise UsageError(f'a dtype must be given by name, such as "bfloat16", not {dtype!r}')
 
 
 def _is_float(dtype: str) -> bool:
@@ -234,14 +234,16 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _check_leaves(leaves: Mapping[str, Any], what: str) -> None:
-    """Refuse what cannot be trained or divided: what is no array of floats, and arrays of several libraries or places."""
+    """Raise an error for leaves that cannot be trained or divided: leaves other than arrays of floats, and arrays of several libraries or memories."""
     need_plain(what, leaves)
     first_name, first = next(iter(leaves.items()))
     for name, leaf in leaves.items():
         readable(leaf)
         if not hasattr(leaf, "dtype") or not _is_float(dtype_of(leaf)):
             dtype = dtype_of(leaf) if hasattr(leaf, "dtype") else type(leaf).__name__
-            raise DTypeError(f"parameters are arrays of floating-point numbers, and {name!r} is of {dtype}; keep it elsewhere")
+            raise DTypeError(
+                f"parameters must be arrays of floating-point numbers, but {name!r} is of {dtype}; keep it elsewhere"
+            )
         if not same_place(leaf, first) or namespace(leaf) is not namespace(first):
             raise DTypeError(
                 f"all parameters must be arrays of one library in one place: {first_name!r} is a {type(first).__name__}, and {name!r} a "

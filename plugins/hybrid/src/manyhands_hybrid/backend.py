@@ -46,7 +46,7 @@ class HybridBackend(Backend):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it gets the others.
+        This rank, and its way to reach the others.
 
     Raises
     ------
@@ -55,7 +55,7 @@ class HybridBackend(Backend):
     ConfigError
         A backend does not move the memory that it is to move.
     Exception
-        What the factory of a backend raises; those that were made before are closed.
+        The exception of a backend's factory; backends that were made before are closed.
     """
 
     def __init__(self, bootstrap: Bootstrap) -> None:
@@ -91,7 +91,7 @@ class HybridBackend(Backend):
             self._parts[name] = _Part(bootstrap.part(name, ranks), ranks, is_virtual)
 
     def _is_for_hosts(self, name: str) -> bool:
-        """Tell whether a backend serves nothing but the ranks of each host, so that it need not know of others."""
+        """Return whether a backend serves nothing but the ranks of each host, so that it need not know of others."""
         return [route for route in (*_HOST_ROUTES, "cuda") if getattr(self._routes, route) == name] == ["intra"]
 
     def _neighbours(self) -> list[int]:
@@ -100,7 +100,7 @@ class HybridBackend(Backend):
 
     @property
     def message_memory(self) -> frozenset[str]:
-        """Which memory is moved by sends and receives: the host's alone, where they have a route of their own."""
+        """The memory that sends and receives move: only the host's, if they have a route of their own."""
         return frozenset({"cpu"}) if self._routes.p2p else self.memory
 
     def open_transport(self, channel: int) -> Transport:
@@ -122,14 +122,14 @@ class HybridBackend(Backend):
         return self._open_by_place(routes.intra, routes.inter, channel)
 
     def open_barrier(self, channel: int) -> Transport | None:
-        """Return the transport of barriers, where they go another way than the other collectives."""
+        """Return the transport of barriers, if they go another way than the other collectives."""
         name = self._routes.barrier
         if name is None or {name} == {self._routes.cpu or self._routes.intra, self._routes.cpu or self._routes.inter}:
             return None
         return self._open(name, channel)
 
     def open_device(self, channel: int, meeting: DeviceMeeting) -> DeviceChannel:
-        """Return what the backend of cuda has for a group."""
+        """Return the device channel of the backend of cuda for a group."""
         if self._routes.cuda is None:
             raise UnsupportedError('backends.hybrid.routes has no route for arrays on GPUs: add cuda, such as cuda = "nccl"')
         return self._parts[self._routes.cuda].backend.open_device(channel, meeting)
@@ -188,7 +188,7 @@ def _check(route: str, spec: BackendSpec) -> None:
 
 
 def _do_all(actions: Iterable[Callable[[], None]]) -> None:
-    """Do everything, also where something fails; raise the first failure in the end."""
+    """Do everything, even if a part fails; raise the first failure at the end."""
     failure: Exception | None = None
     for action in actions:
         try:

@@ -1,4 +1,4 @@
-"""What can be set of the hybrid backend."""
+"""The settings of the hybrid backend."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ _EXAMPLES = 'such as { cpu = "tcp", cuda = "nccl" } or { intra = "shm", inter = 
 class Routes(BackendConfig):
     """The table ``[backends.hybrid.routes]``: the names of backends."""
 
-    cpu: str | None = Field(default=None, description="What moves arrays in host memory.")
-    cuda: str | None = Field(default=None, description="What moves arrays in the memory of GPUs.")
-    barrier: str | None = Field(default=None, description="What carries barriers; by default as cpu, or intra and inter.")
+    cpu: str | None = Field(default=None, description="The backend for arrays in host memory.")
+    cuda: str | None = Field(default=None, description="The backend for arrays in the memory of GPUs.")
+    barrier: str | None = Field(default=None, description="The backend for barriers; by default as cpu, or intra and inter.")
     p2p: str | None = Field(
-        default=None, description="What sends and receives arrays in host memory; by default as cpu, or intra and inter."
+        default=None, description="The backend for sends and receives in host memory; by default as cpu, or intra and inter."
     )
-    intra: str | None = Field(
-        default=None, description="Instead of cpu, with inter: what moves them between ranks of one host."
-    )
-    inter: str | None = Field(default=None, description="Instead of cpu, with intra: what moves them between hosts.")
+    intra: str | None = Field(default=None, description="Instead of cpu, with inter: the backend between ranks of one host.")
+    inter: str | None = Field(default=None, description="Instead of cpu, with intra: the backend between hosts.")
 
     @field_validator("*")
     @classmethod
@@ -39,14 +37,14 @@ class Routes(BackendConfig):
         if not any(self.model_dump().values()):
             raise ValueError(f"expected at least one route, {_EXAMPLES}")
         if self.cpu and (self.intra or self.inter):
-            raise ValueError("cpu is one way for all ranks, intra and inter are two: expected either, not both")
+            raise ValueError("cpu is one route for all ranks, intra and inter are two: give either, not both")
         if bool(self.intra) != bool(self.inter):
             given, missing = ("intra", "inter") if self.intra else ("inter", "intra")
-            raise ValueError(f"{given} stands alone: expected {missing} as well, or cpu instead of both")
+            raise ValueError(f"{given} is given alone: give {missing} as well, or cpu instead of both")
         if (self.barrier or self.p2p) and not (self.cpu or self.intra):
             given = "barrier" if self.barrier else "p2p"
             raise ValueError(
-                f"{given} is for some calls in host memory: expected a route for all others, cpu, or intra and inter"
+                f"{given} serves only some calls in host memory: give a route for all others too, cpu, or intra and inter"
             )
         return self
 
@@ -54,4 +52,4 @@ class Routes(BackendConfig):
 class HybridConfig(BackendConfig):
     """The table ``[backends.hybrid]``."""
 
-    routes: Routes = Field(description=f"Which backend serves what, {_EXAMPLES}.")
+    routes: Routes = Field(description=f"The backend for each kind of call, {_EXAMPLES}.")

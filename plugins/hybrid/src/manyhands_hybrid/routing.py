@@ -1,7 +1,7 @@
 """Messages by place: to each peer by one of two transports, which core sees as one.
 
-What is on its way remembers which of them carries it, so that a wait for several messages knows whom to ask. Each of them may number ranks in
-its own way, since one that serves a host knows the ranks of that host alone.
+A transfer on its way remembers the transport that carries it, so that a wait for several messages knows which to wait for. Each transport may number
+ranks in its own way: one that serves a host knows only the ranks of that host.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["RoutedTransport", "Way"]
 _FIRST_S, _LONGEST_S = 50e-6, 5e-3
 """How long one transport is waited for before the other has its turn: at first, and when nothing has moved for a while."""
 _VIRTUAL_S = 1.0
-"""How often a transport that lives on a virtual clock is asked in a wait for both. What it carries ends by itself, so that asking only tells
-what went wrong; and nobody else can run while a rank waits there in vain."""
+"""How often a wait for both looks at a transport on a virtual clock. Its messages end by themselves, so that a look only shows
+a failure; and no other rank can run while a rank waits there in vain."""
 
 _Failure = LinkLost | HeaderMismatch | Damaged
 
@@ -28,7 +28,7 @@ class Way:
     Parameters
     ----------
     transport
-        What moves the bytes.
+        The transport for the bytes.
     ranks
         For each rank as it counts them, the rank in the world.
     is_virtual
@@ -44,7 +44,7 @@ class Way:
         self._number = {rank: number for number, rank in enumerate(ranks)}
 
     def number(self, peer: int) -> int:
-        """Return what the transport calls a rank of the world."""
+        """Return the transport's number of a rank of the world."""
         return self._number[peer]
 
     def told(self, failure: _Failure) -> _Failure:
@@ -146,7 +146,7 @@ class RoutedTransport(Transport):
     peers
         For each peer the way to it.
     runtime
-        What this rank runs on.
+        The runtime of this rank.
     """
 
     def __init__(self, ways: Sequence[Way], peers: Mapping[int, Way], runtime: Runtime) -> None:
@@ -197,7 +197,7 @@ class RoutedTransport(Transport):
         return None if box is None else _RoutedMailbox(box, way)
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
-        """Wait where all messages are on one way; else look at one way after the other, at first often."""
+        """Wait if all messages are on one way; otherwise look at one way after the other, at first often."""
         waits: dict[Way, list[Transfer]] = {}
         for each in cast("Sequence[_Routed]", transfers):  # made by send, recv, consume and mailboxes
             waits.setdefault(each.way, []).append(each.inner)

@@ -1,7 +1,7 @@
 """Transports around another one: one that serves two ends of core, and one of this computer in a simulated world.
 
-Of the ranks of a simulated world one runs at a time, until it waits for something of that world. What it waits for on a socket is none of
-that, and comes from a rank that may have to run first, or that waits for virtual time. So it waits outside of the world, for a moment at a time;
+Of the ranks of a simulated world one runs at a time, until it waits for an event of that world. A message on a socket is not such an event:
+it comes from a rank that may have to run first, or that waits for virtual time. So the rank waits outside of the world, for a moment at a time;
 in between virtual time passes as the computer's did, so that deadlines hold.
 """
 
@@ -19,9 +19,9 @@ _GLANCE_S, _GLANCES = 20e-6, 100
 """How often a rank that waits only looks, and for how long it lets others run in between; nearly always that is all that it takes."""
 _NO_TIME_S = 1e-9
 _SLICE_S = 1e-3
-"""For how long it waits then: whatever is still missing may take the computer's time."""
+"""The length of such a wait: a message that is still missing may take the computer's time."""
 _FIRST_CONNECT_S, _LONGEST_CONNECT_S = 2.0, 10.0
-"""To connect takes several messages, and begins anew with each try; a peer that was about to answer takes a try that is given up for a lost rank."""
+"""Connecting takes several messages, and starts again with each try; a peer that was about to answer takes an abandoned try for a lost rank."""
 
 
 class _Wrapped(Transport):
@@ -63,7 +63,7 @@ class SharedTransport(_Wrapped):
     Parameters
     ----------
     transport
-        What moves the bytes.
+        The transport for the bytes.
     on_close
         Called when it is closed.
     """
@@ -94,7 +94,7 @@ class PollingTransport(_Wrapped):
     Parameters
     ----------
     transport
-        What moves the bytes, on the computer's clock.
+        The transport for the bytes, on the computer's clock.
     runtime
         The simulated world.
     """
@@ -114,7 +114,7 @@ class PollingTransport(_Wrapped):
         self._poll(lambda limit: self._transport.wait(transfers, limit), deadline, slices)
 
     def _poll(self, attempt: Callable[[Deadline], None], deadline: Deadline, slices: Iterable[float]) -> None:
-        self._nap(0.0)  # who is to send can mostly do so at once
+        self._nap(0.0)  # the sender can usually send at once
         began, entered = time.monotonic(), self._runtime.now()
         for seconds in slices:
             try:
@@ -123,7 +123,7 @@ class PollingTransport(_Wrapped):
             except TimeoutError:
                 if deadline.passed():
                     raise
-                # The other ranks have waited and computed one after the other, for which the computer's clock went on as well.
+                # The other ranks have waited and computed one after the other, for which the computer's clock advanced as well.
                 behind = (time.monotonic() - began) - (self._runtime.now() - entered)
                 self._nap(max(seconds, _GLANCE_S, behind))
             else:

@@ -1,4 +1,4 @@
-"""The shm backend: each rank's memory, and what all channels of a rank have in common; the messages of one channel, and how a rank waits for them."""
+"""The shm backend: each rank's memory, and the common part of all channels of a rank; the messages of one channel, and how a rank waits for them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from manyhands_shm.transfers import Consuming, Receiving, Sending, SendingInPlac
 __all__ = ["ShmBackend", "ShmTransport"]
 
 _TRIES, _TRIES_CROWDED = 60, 2
-"""How often to look before giving way; where ranks outnumber processors, whoever is waited for may need this one."""
+"""The number of looks before giving way; if ranks outnumber processors, the awaited rank may need this one."""
 _IN_PLACE_BYTES = 64 << 10
-"""What is shorter is copied: to wait until the peer has read it would take longer."""
+"""Shorter messages are copied: to wait until the peer has read them would take longer."""
 _LENT_BYTES = 16 << 20
-"""What is shorter passes through slots: both ranks copy at once then, and what is in the slots is in their caches."""
+"""Shorter messages pass through slots: both ranks then copy at once, and the slots are in their caches."""
 
 
 def _room(ranks: int) -> int:
@@ -49,7 +49,7 @@ class ShmBackend(Backend):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it finds the others.
+        This rank, and its way to reach the others.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class ShmBackend(Backend):
     fenced, spin_s, tries
         As `link.Shared` has it.
     bell
-        Where the threads of this rank sleep.
+        The place where the threads of this rank sleep.
 
     Raises
     ------
@@ -95,7 +95,7 @@ class ShmBackend(Backend):
         self.spin_s: float = config.spin_us / 1e6
         crowded = bootstrap.world_size > processors()
         self.tries: int = _TRIES_CROWDED if crowded else _TRIES
-        # No other rank's, and not the 0 that stands there in the beginning.
+        # Not another rank's, and not the 0 that is there at the beginning.
         calls = itertools.count(bootstrap.world_size + bootstrap.rank, bootstrap.world_size)
         self.bell: Bell = Bell(segments[self.rank].page(), calls, has_barrier=all_have_barrier)
         self._ringers = [
@@ -124,7 +124,7 @@ class ShmBackend(Backend):
         self._end("the job was aborted")
 
     def close(self) -> None:
-        """Let go of all memory; what is still in use elsewhere stays until it no longer is."""
+        """Release all memory; memory that is still in use elsewhere stays until it no longer is."""
         self._end("the backend was closed")
         with self._changing:
             self._heap = None
@@ -137,7 +137,7 @@ class ShmBackend(Backend):
         withdraw(self._segments[self.rank].page())
         self.bell.ring()
 
-    # What transports need.
+    # The interface for transports.
 
     def link(self, channel: int, peer: int) -> Link:
         """Map both rings between this rank and ``peer`` on a channel.
@@ -169,12 +169,12 @@ class ShmBackend(Backend):
                 self._segments[self.rank].drop_channel(self._geometry, channel)
 
     def offset_of(self, payload: memoryview) -> int | None:
-        """Return where a payload stands in this rank's heap, None where it is other memory."""
+        """Return the place of a payload in this rank's heap, None if it is other memory."""
         heap = self._heap
         return None if heap is None else heap.offset_of(payload)
 
     def lends(self, payload: memoryview, peer: int) -> bool:
-        """Tell whether ``peer`` is to read a payload where it lies in this process."""
+        """Return whether ``peer`` shall read a payload in place, in this process."""
         return len(payload) >= _LENT_BYTES and peer in self._borrowers and can_lend(payload)
 
 
@@ -184,7 +184,7 @@ class ShmTransport(Transport):
     Parameters
     ----------
     backend
-        Where the memory is.
+        The backend that owns the memory.
     channel
         Which channel.
     """
@@ -198,24 +198,24 @@ class ShmTransport(Transport):
         self._links: dict[int, Link] = {}
 
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
-        """Map what is needed to talk to ``peers``; nobody is waited for."""
+        """Map the memory that is needed for ``peers``; wait for no rank."""
         with self._connecting:
             for peer in peers:
                 if peer not in self._links:
                     self._links[peer] = self._backend.link(self._channel, peer)
 
     def close(self) -> None:
-        """Give the memory of this channel back; what core still holds of it stays readable."""
+        """Release the memory of this channel; views that core still holds stay readable."""
         with self._connecting:
             self._links = {}
             self._backend.drop_channel(self._channel)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        """Start to send: what fits into the ring's next slot goes at once."""
+        """Start to send: the part that fits into the ring's next slot goes at once."""
         link = self._links[peer]
         link.check()
         if len(payload) > max(_IN_PLACE_BYTES, len(link.outgoing[0])):
-            # Not what fits into a slot: the peer may fetch that as a short message, and such a one lies in its slot.
+            # Not a message that fits into a slot: the peer may fetch it as a short message, and such a one is in its slot.
             offset = self._backend.offset_of(payload)
             if offset is not None:
                 return SendingInPlace(link, header, payload, offset, lent=False)
@@ -280,6 +280,6 @@ class ShmTransport(Transport):
                         return
 
     def _look(self, moving: Sequence[Moving]) -> bool:
-        """Tell whether there is a reason not to sleep."""
+        """Return whether there is a reason not to sleep."""
         moved = [transfer.advance() for transfer in moving]
         return any(moved) or bool(self._backend.ended)

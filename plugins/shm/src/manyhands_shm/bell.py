@@ -1,7 +1,7 @@
-"""Where the threads of a rank sleep, and how their peers wake them.
+"""How the threads of a rank sleep, and how their peers wake them.
 
 Each rank has two words in the first page of its memory: how many of its threads sleep or are about to, and a 32-bit *call* that changes
-with every wake-up. Who goes to sleep
+with every wake-up. A thread that goes to sleep
 
 1. counts itself among the sleepers,
 2. reads the call,
@@ -9,14 +9,14 @@ with every wake-up. Who goes to sleep
 4. looks once more whether what it waits for has come, and
 5. sleeps in the kernel for as long as the call is what it read.
 
-Who has published something reads the number of sleepers; where there are any, it changes the call and wakes them.
+A thread that has published a message reads the number of sleepers; if there are any, it changes the call and wakes them.
 
 No wake-up is lost. x86-64 and Arm both may let the peer's look at the sleepers overtake its publication, but not across the barrier of
 step 3: either what it published before that is seen in step 4; or it looks at the sleepers after the barrier, so finds one, and changes the call
 after step 2, so that step 5 ends. No two changes write the same value, so that a late one never brings back the call that a sleeper
 has read. Publishing costs no fence for it: the barrier is the sleeper's, which has time.
 
-Where a system has no such barrier (`membarrier`), ranks pass a fence of their own after each publication. A sleeper looks again after
+If a system has no such barrier (`membarrier`), ranks pass a fence of their own after each publication. A sleeper looks again after
 `SLICE_S` in any case.
 """
 
@@ -34,7 +34,7 @@ __all__ = ["CALL_OFFSET", "SLEEPERS_OFFSET", "SLICE_S", "Bell", "Ringer"]
 
 SLEEPERS_OFFSET: int = 64
 CALL_OFFSET: int = 72
-"""Where the two words stand in a rank's first page."""
+"""The positions of the two words in a rank's first page."""
 SLICE_S: float = 0.1
 """The longest that anyone sleeps without a look, in seconds."""
 _NAP_S = 0.001
@@ -66,13 +66,13 @@ class Ringer:
         self._calls = calls
 
     def ring(self) -> None:
-        """Wake whoever sleeps."""
+        """Wake the sleepers."""
         self._call[0] = next(self._calls) % _CALLS
         kernel.futex_wake(self._address)
 
 
 class Bell(Ringer):
-    """Where the threads of this rank sleep.
+    """The place where the threads of this rank sleep.
 
     Parameters
     ----------
@@ -91,9 +91,9 @@ class Bell(Ringer):
         self._count = 0
 
     def sleep(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Sleep until a peer or `ring` wakes this thread, or the time is up; not at all where ``ready()`` says so.
+        """Sleep until a peer or `ring` wakes this thread, or the time is up; not at all if ``ready()`` returns True.
 
-        Whatever ``ready`` raises passes through.
+        Exceptions of ``ready`` are raised as they are.
         """
         self._change(1)
         try:

@@ -49,13 +49,13 @@ class Heap:
         with self._changing:
             self._take_back()
             offset = self._first_fit(size)
-        # What is made of this memoryview holds the array; arrays made of the array itself would hold the whole heap instead.
+        # Arrays made of this memoryview hold the array; arrays made of the array itself would hold the whole heap instead.
         array = self._array[offset : offset + nbytes]
         weakref.finalize(array, self._give_back, offset, size).atexit = False
         return array.data
 
     def offset_of(self, payload: memoryview) -> int | None:
-        """Return where a payload stands in the heap, None where it is other memory."""
+        """Return the place of a payload in the heap, None if it is other memory."""
         offset = int(np.frombuffer(payload, np.uint8).__array_interface__["data"][0]) - self._address
         return offset if 0 <= offset < self.nbytes else None
 
@@ -69,7 +69,7 @@ class Heap:
                 return offset
         most = max((room for _, room in self._free), default=0)
         raise MemoryError(
-            f"{size} bytes that peers can read in place were asked for, and the largest part that is free in this rank's share of "
+            f"{size} bytes that peers can read in place are needed, but the largest free part of this rank's share of "
             f"{self.nbytes} is {most}: let go of arrays that are done, or raise backends.shm.heap_bytes"
         )
 
@@ -85,7 +85,7 @@ class Heap:
     def _take_back(self) -> None:
         while self._returned:
             offset, size = self._returned.popleft()
-            if self._segment.drop_heap(offset, size):  # else nobody knows what is in it, and it is not used again
+            if self._segment.drop_heap(offset, size):  # otherwise its content is unknown, and it is not used again
                 self._insert(offset, size)
 
     def _insert(self, offset: int, size: int) -> None:

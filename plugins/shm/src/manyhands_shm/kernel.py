@@ -61,30 +61,30 @@ if _read_process is not None:
 def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
     """Map a part of a file; it is unmapped when the last view of it is gone.
 
-    `mmap.mmap` keeps a copy of the file descriptor for each mapping, of which a process has few, and cannot tell when it is unused.
+    `mmap.mmap` keeps a copy of the file descriptor for each mapping, of which a process has few, and does not know when it is unused.
 
     Raises
     ------
     OSError
-        The kernel refuses, mostly because the process has too many mappings or address space is limited.
+        The kernel refuses, usually because the process has too many mappings or address space is limited.
     """
     address = _mmap(None, nbytes, _READ_WRITE, _SHARED, fd, offset)
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"{nbytes} bytes of shared memory cannot be mapped: {os.strerror(code)}")
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Not at the end of the process, when somebody may still look.
+    # Not at the end of the process, when other code may still look.
     weakref.finalize(memory, _munmap, address, nbytes).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8).data
 
 
 def address_of(view: memoryview) -> int:
-    """Return where the memory of a view begins."""
+    """Return the address of the memory of a view."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 def read_process(pid: int, first: tuple[int, memoryview], second: tuple[int, memoryview]) -> bool:
-    """Copy from two addresses of a process into memory, one after the other; tell whether all came, which it does not where this process may not."""
+    """Copy from two addresses of a process into memory, one after the other; return whether all was copied, which fails without permission."""
     if _read_process is None:
         return False
     here = _Two(*(_Iovec(address_of(into), len(into)) for _, into in (first, second)))
@@ -106,7 +106,7 @@ def punch_hole(fd: int, offset: int, nbytes: int) -> None:
 
 
 def futex_wait(address: int, seen: int, seconds: float) -> bool:
-    """Sleep while the 32-bit word at ``address`` is ``seen``, until woken or the time is up; tell whether this system can."""
+    """Sleep while the 32-bit word at ``address`` is ``seen``, until woken or the time is up; return whether this system can."""
     whole = int(seconds)
     limit = _Timespec(whole, int((seconds - whole) * 1e9))
     if _syscall(_FUTEX, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(seen), ctypes.byref(limit), None, 0) == -1:
@@ -121,7 +121,7 @@ def futex_wake(address: int) -> None:
 
 
 def register_barrier() -> bool:
-    """Make the threads of this process part of the barriers that others ask for; tell whether this system can do that."""
+    """Make the threads of this process part of the barriers of other processes; return whether this system can do that."""
     return bool(_MEMBARRIER != -1 and _syscall(_MEMBARRIER, _REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0)
 
 

@@ -1,13 +1,13 @@
-"""The memory of a peer that this rank reads where it lies: its heap, which both have mapped, and all other memory of its process.
+"""The memory of a peer that this rank reads in place: its heap, which both have mapped, and all other memory of its process.
 
 The system copies from one process to another (`process_vm_readv`), so that a long message is copied once, not into slots and out again.
 It needs the right to look into the other process, which the kernel's security settings may refuse: ranks try it when they meet, and say
 to whom they may lend.
 
-Nobody asks the lender while its memory is read, and its program may write to that memory as soon as its call has failed. So each rank has a
-*pledge* in the first page of its memory, the token of the meeting. `withdraw` takes it back before the program goes on, and a reader looks
-at the pledge after it has read: where it is gone, what was read is not the message. It is read in the same system call as the
-message, at its place in the lender's process, so that a stranger that got the number of a dead process is found out, too.
+The lender does not know when its memory is read, and its program may write to that memory as soon as its call has failed. So each rank has a
+*pledge* in the first page of its memory, the token of the meeting. `withdraw` takes it back before the program continues, and a reader looks
+at the pledge after it has read: if it is gone, the read bytes are not the message. The pledge is read in the same system call as the
+message, at its place in the lender's process, so that a stranger that got the number of a dead process is found, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Lender:
     pid
         The number of its process.
     pledge_at
-        Where its pledge stands in that process, 0 where nobody is to read there.
+        The address of its pledge in that process, 0 if no rank may read there.
     token
         Its pledge.
     segment
@@ -59,24 +59,24 @@ class Lender:
         return self._heap[offset : offset + nbytes]
 
     def stands(self) -> bool:
-        """Tell whether what was read in its heap until now is what it had sent."""
+        """Return whether the bytes read in its heap until now are the ones that it had sent."""
         fence()
         return self._segment.page()[:TOKEN_BYTES] == self._token
 
     def borrow(self, address: int, into: memoryview) -> bool:
-        """Copy what stands at ``address`` in its process; tell whether that is what it had sent."""
+        """Copy the bytes at ``address`` in its process; return whether they are the message that it had sent."""
         pledge = bytearray(TOKEN_BYTES)
         return kernel.read_process(self._pid, (address, into), (self._pledge_at, memoryview(pledge))) and pledge == self._token
 
 
 def withdraw(page: memoryview) -> None:
-    """Take this rank's pledge back: what peers have not read by now, they do not read."""
+    """Take this rank's pledge back: peers do not read the rest of its messages."""
     page[:TOKEN_BYTES] = bytes(TOKEN_BYTES)
     fence()
 
 
 def can_lend(payload: memoryview) -> bool:
-    """Tell whether the system lets processes read this memory: it is not that of a device."""
+    """Return whether the system lets processes read this memory: it is not that of a device."""
     first, last = memoryview(bytearray(1)), memoryview(bytearray(1))
     address = kernel.address_of(payload)
     return kernel.read_process(os.getpid(), (address, first), (address + len(payload) - 1, last))

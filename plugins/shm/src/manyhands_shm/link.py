@@ -1,6 +1,6 @@
 """One peer on one channel: two rings of slots, and short messages that use them directly.
 
-A ring belongs to the sender, and lies in its memory. Slots are numbered for ever: number n is slot n modulo `SLOTS`. The sender fills
+A ring belongs to the sender, and is in its memory. Slots are numbered forever: number n is slot n modulo `SLOTS`. The sender fills
 a slot and then writes n + 1 into its label; the receiver reads it and then writes n + 1 into the ring's first word. A message has its
 header in the label of its first slot. A part of it that is longer than a slot takes several neighbours, of which only the first is labelled.
 
@@ -25,12 +25,12 @@ from manyhands_shm.segment import LABELS, LINE, PAYLOADS, SLOTS, Geometry
 __all__ = ["Link", "Moving", "PythonLink", "Shared", "compiled_link"]
 
 _NUMBER, _EXTENT, _PLACE = HEADER_BYTES, HEADER_BYTES + 8, HEADER_BYTES + 16
-"""Where the words of a label stand, behind the header."""
+"""The positions of the words of a label, after the header."""
 _IN_HEAP, _LENT = 0, 255
 _EXTENTS = 256
-"""An extent is a slot's number times this, plus how many slots the part takes, or where the payload lies: `_IN_HEAP`, the
-sender's, or `_LENT`, elsewhere in its process.
-One with another number is left from before, and means one slot: a short message need not write it."""
+"""An extent is a slot's number times this, plus the number of slots of the part, or a code for the place of the payload: `_IN_HEAP` is the
+sender's heap, `_LENT` other memory of its process.
+An extent with another number is an old one, and means one slot: a short message need not write it."""
 _PART_BYTES = 512 << 10
 """The largest part that is copied at once: the receiver uses one while the sender copies the next."""
 _AFTER = tuple((slot + 1) % SLOTS for slot in range(SLOTS))
@@ -38,7 +38,7 @@ _yield: Callable[[], None] = os.sched_yield
 
 
 class Shared(Protocol):
-    """What all links of a backend have in common.
+    """The common part of all links of a backend.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Shared(Protocol):
 
 
 class Link:
-    """What both forms of a link have in common: `PythonLink`, and `CompiledLink`, whose counters and short messages are C's."""
+    """The common part of both forms of a link: `PythonLink`, and `CompiledLink`, whose counters and short messages are C's."""
 
     outgoing: tuple[memoryview, ...]
     incoming: tuple[memoryview, ...]
@@ -81,7 +81,7 @@ class Link:
     ) -> None:
         self.peer: int = peer
         self._lender = lender
-        self.scratch: list[memoryview] = []  # what transfers use to copy into, and give back
+        self.scratch: list[memoryview] = []  # buffers that transfers copy into, and give back
         self._shared = shared
         self._fenced = shared.fenced
         self._ringer = ringer
@@ -106,7 +106,7 @@ class Link:
         self._taken = into[:8].cast("Q")
         self.incoming = _slots(self._in_payloads, geometry)
 
-    # What transfers need: the sending half.
+    # The interface for transfers: the sending half.
 
     def check(self) -> None:
         """Raise `LinkLost` if no more messages come."""
@@ -114,13 +114,13 @@ class Link:
             raise LinkLost(self.peer, self._shared.ended)
 
     def has_room(self) -> bool:
-        """Tell whether the next slot is free."""
+        """Return whether the next slot is free."""
         if self._sent >= self._room:
             self._room = self._emptied[0] + SLOTS
         return self._sent < self._room
 
     def put(self, header: bytes | bytearray | None, payload: memoryview, start: int) -> int:
-        """Send as large a part of a message as fits, from ``start`` on, where there is room; return how many bytes.
+        """Send as large a part of a message as fits, from ``start`` on, if there is room; return the number of bytes.
 
         ``header`` is given with the first part.
         """
@@ -128,7 +128,7 @@ class Link:
         size = len(payload) - start
         slots = 1
         if size > slot_bytes:
-            # Neither beyond the end of the ring nor into what the peer has not yet emptied.
+            # Neither beyond the end of the ring nor into slots that the peer has not yet emptied.
             self._room = self._emptied[0] + SLOTS
             slots = min(-(-size // slot_bytes), self._most_slots, self._room - self._sent, SLOTS - slot)
             size = min(size, slots * slot_bytes)
@@ -155,7 +155,7 @@ class Link:
         return self._sent
 
     def has_taken(self, number: int) -> bool:
-        """Tell whether the peer has read what `put_place` numbered so."""
+        """Return whether the peer has read the place that `put_place` numbered so."""
         if self._emptied[0] < number:
             return False
         self._room = self._emptied[0] + SLOTS
@@ -176,10 +176,10 @@ class Link:
         if self._sleepers[0]:
             self._ringer.ring()
 
-    # What transfers need: the receiving half.
+    # The interface for transfers: the receiving half.
 
     def arrived(self) -> bool:
-        """Tell whether the next slot has come."""
+        """Return whether the next slot has come."""
         received = self._received
         if self._in_numbers[received % SLOTS] != received + 1:
             return False
@@ -199,7 +199,7 @@ class Link:
         self._received += 1
 
     def slots(self) -> int:
-        """Return how many slots the part that has come takes; 0 where it is not in slots, but lies elsewhere."""
+        """Return the number of slots of the part that has come; 0 if it is elsewhere."""
         received = self._received
         number, extent = divmod(self._in_extents[received % SLOTS], _EXTENTS)
         if number != received + 1:
@@ -212,28 +212,28 @@ class Link:
         return self._in_payloads[start : start + min(nbytes, slots * self._slot_bytes)]
 
     def whole(self, nbytes: int) -> memoryview | int:
-        """Return the message that has come where it lies in the sender's heap, or its address in the sender's process."""
+        """Return the message in the sender's heap, or its address in the sender's process."""
         slot = self._received % SLOTS
         place = self._in_places[slot]
         if self._in_extents[slot] % _EXTENTS == _LENT:
             return place
         heap = self._lender.heap(place, nbytes)
         if len(heap) != nbytes:
-            raise Damaged(self.peer, f"rank {self.peer} sent a place outside of its memory")
+            raise Damaged(self.peer, f"rank {self.peer} sent an address outside of its memory")
         return heap
 
     def borrow(self, address: int, into: memoryview) -> None:
-        """Copy what was lent; raise `LinkLost` where it is lent no more."""
+        """Copy a lent message; raise `LinkLost` if its pledge is gone."""
         if not self._lender.borrow(address, into):
             raise self._withdrawn()
 
     def check_lender(self) -> None:
-        """Raise `LinkLost` if what was read in the sender's heap may not be what it had sent."""
+        """Raise `LinkLost` if the bytes read in the sender's heap may not be the ones that it had sent."""
         if not self._lender.stands():
             raise self._withdrawn()
 
     def _withdrawn(self) -> LinkLost:
-        return LinkLost(self.peer, f"rank {self.peer} failed, or has died, while its memory was read")
+        return LinkLost(self.peer, f"rank {self.peer} failed or died while this rank read its memory")
 
     def take(self, slots: int) -> None:
         """Give so many slots back to the sender, and all before them."""
@@ -244,7 +244,7 @@ class Link:
         self._wake()
 
     def unsent(self) -> Transfer | None:
-        """Return what a message waits for that was posted without room for another one."""
+        """Return the wait of a message that was posted without room for another one."""
         return None if self.has_room() else _Emptying(self)
 
 
@@ -258,11 +258,11 @@ class PythonLink(Link, Mailbox):
     out, into
         The ring in which this rank sends, and that of the peer.
     geometry
-        What stands where in them.
+        The layout of the rings.
     ringer
         Wakes the peer.
     shared
-        What this rank's links have in common.
+        The common part of this rank's links.
     lender
         The memory of the peer that is not in slots.
     """
@@ -284,10 +284,10 @@ class PythonLink(Link, Mailbox):
         self._sent = self._received = self.next_out = self.next_in = 0
         self._room = SLOTS
 
-    # Short messages. What these two methods do is what their latency is made of.
+    # Short messages. These two methods make up their latency.
 
     def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Send what is in slot ``next_out``."""
+        """Send the message in slot ``next_out``."""
         slot = self.next_out
         self._out_headers[slot][:] = header
         self._sent = sent = self._sent + 1
@@ -307,7 +307,7 @@ class PythonLink(Link, Mailbox):
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
         """Receive the next message, for which to wait a moment."""
         received = self._received
-        # What was fetched before has been read.
+        # The messages that were fetched before have been read.
         if self._fenced:
             fence()
             self._taken[0] = received
@@ -335,7 +335,7 @@ class PythonLink(Link, Mailbox):
         return None
 
     def _await(self, slot: int, number: int) -> bool:
-        """Look for a slot's number for a moment, giving way to others; tell whether it has come."""
+        """Look for a slot's number for a moment, giving way to others; return whether it has come."""
         numbers = self._in_numbers
         until = time.monotonic() + self._shared.spin_s
         while numbers[slot] != number:
@@ -384,7 +384,7 @@ def compiled_link(module: Any) -> type[Link]:
             )
 
         def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-            """Send what is in slot ``next_out``."""
+            """Send the message in slot ``next_out``."""
             return None if self.post_short(header) else _Emptying(self)
 
         def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
@@ -416,7 +416,7 @@ class Moving(Transfer):
         self.done: bool = False
 
     def advance(self) -> bool:
-        """Move a part if one can be moved now, or see that all was; tell whether anything changed. Not when it is done.
+        """Move a part if one can be moved now, or see that all was moved; return whether anything changed. Not when it is done.
 
         Raises
         ------
@@ -456,7 +456,7 @@ class _Fetching(Moving):
 
 
 def _headers(ring: memoryview) -> tuple[memoryview, ...]:
-    """Return where the headers stand."""
+    """Return the addresses of the headers."""
     return tuple(ring[start : start + HEADER_BYTES] for start in range(LABELS, PAYLOADS, LINE))
 
 
@@ -466,6 +466,6 @@ def _words(ring: memoryview, offset: int) -> memoryview:
 
 
 def _slots(payloads: memoryview, geometry: Geometry) -> tuple[memoryview, ...]:
-    """Return where the payloads of short messages stand."""
+    """Return the addresses of the payloads of short messages."""
     size = geometry.slot_bytes
     return tuple(payloads[start : start + size] for start in range(0, SLOTS * size, size))

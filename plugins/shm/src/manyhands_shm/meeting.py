@@ -1,4 +1,4 @@
-"""How ranks come to see each other's memory: who they are, who could not open whose, and words for it that all ranks share."""
+"""How ranks open each other's memory: their cards, the failures to open it, and words for these that all ranks share."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _REMEDY = 'use backend = "tcp", which needs none of this'
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rank tells the others.
+    """The card of a rank for the others.
 
     Attributes
     ----------
     host, boot
-        The name of its host, and what tells one running system from another.
+        The name of its host, and an identifier of the running system.
     namespace
-        What tells the process numbers of one container from those of another.
+        An identifier of the container to which its process number belongs.
     pid, fd, token
-        Where its memory is, and what stands there at the beginning.
+        The place of its memory, and the bytes at its beginning.
     segment_bytes, heap_bytes
         How large it wants rings and heap to be.
     has_barrier
         Whether its threads take part in barriers.
     pledge_at
-        Where the token stands in its process, 0 where it reads no other process's memory and lets none read its own.
+        The address of the token in its process, 0 if it reads no other process's memory and lets none read its own.
     problem
-        Why it has no memory to share; empty where it has.
+        The reason why it has no memory to share; empty if it has.
     """
 
     host: str
@@ -59,7 +59,7 @@ class Card:
 
 
 def boot_id() -> str:
-    """Return what is alike for all processes of one running system, in containers or not, and for no others."""
+    """Return an identifier that is the same for all processes of one running system, in containers or not, and for no others."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -68,14 +68,14 @@ def boot_id() -> str:
 
 def _namespace() -> str:
     try:
-        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - what it says is no path
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - its target is not a path
     except OSError:
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a rank has found out about the others: whose memory it cannot open and why, and whose processes it may read."""
+    """The findings of a rank about the others: whose memory it cannot open and why, and whose processes it may read."""
 
     failures: list[tuple[int, str]]
     borrows: list[int]
@@ -88,7 +88,7 @@ class Company:
     Attributes
     ----------
     segments, cards
-        The memory of each rank, and what it said.
+        The memory of each rank, and its card.
     lenders
         How to read the memory of each rank.
     borrowers
@@ -104,7 +104,7 @@ class Company:
 def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barrier: bool, single_copy: bool) -> Company:
     """Make this rank's memory and open that of all others.
 
-    When it returns, every rank has opened every other's memory, so that nobody needs to keep a way to it for the others.
+    When it returns, every rank has opened every other's memory, so that no rank needs to keep a way to it for the others.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barri
         mine = _Seen(list(failures.items())[:50], [rank for rank, lender in enumerate(lenders) if lender.may_borrow])
         answers = read_cards(bootstrap.exchange("shm, opened", write_card(mine)), _Seen)
         if any(answer.failures for answer in answers):
-            bootstrap.exchange("shm, not opened", b"")  # where a rank has died meanwhile, that is what ends the job
+            bootstrap.exchange("shm, not opened", b"")  # if a rank has died meanwhile, its death ends the job
         _check_answers([answer.failures for answer in answers], cards)
     except BaseException:
         for segment in opened.values():
@@ -171,7 +171,7 @@ def _check_cards(cards: Sequence[Card]) -> None:
     containers = _together(cards, [card.namespace for card in cards])
     if len(containers) > 1:
         raise _unavailable(
-            f"the ranks are in {len(containers)} PID namespaces, mostly containers, from which they do not see each other's processes: "
+            f"the ranks are in {len(containers)} PID namespaces, usually containers, in which they cannot see each other's processes: "
             + "; ".join(containers)
         )
     problems = [f"rank {rank} cannot make any ({card.problem})" for rank, card in enumerate(cards) if card.problem]
@@ -181,7 +181,7 @@ def _check_cards(cards: Sequence[Card]) -> None:
 
 def _check_answers(answers: Sequence[Sequence[tuple[int, str]]], cards: Sequence[Card]) -> None:
     failures = [
-        f"rank {rank} (process {cards[rank].pid} on {cards[rank].host}) cannot open that of rank {other}: {reason}"
+        f"rank {rank} (process {cards[rank].pid} on {cards[rank].host}) cannot open the memory of rank {other}: {reason}"
         for rank, answer in enumerate(answers)
         for other, reason in answer
     ]

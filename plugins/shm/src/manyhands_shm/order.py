@@ -3,9 +3,9 @@
 A message is written before its sequence number, and read after it. Each sequence number is an aligned word of 8 bytes, which
 CPython's memoryview reads and writes by one ``memcpy`` of 8 bytes, that is by one instruction.
 
-x86-64 keeps loads in order among loads and stores among stores, which is all that this needs. Elsewhere, as on Arm, `fence` stands between:
-Python offers none, but its locks are one. To take a lock is an acquire, to give it back a release. What precedes the first release stays
-before it, what follows the second acquire stays after it, and a release is never passed by a later acquire, neither in Arm's memory
+x86-64 keeps loads in order among loads and stores among stores, which is enough here. On other processors, such as Arm, `fence` is between them:
+Python offers none, but its locks are one. To take a lock is an acquire, to give it back a release. Accesses before the first release stay
+before it, accesses after the second acquire stay after it, and a release is never passed by a later acquire, neither in Arm's memory
 model nor in C's for sequentially consistent ones. So nothing passes from one side of the two pairs to the other.
 """
 
@@ -24,7 +24,7 @@ _take, _give = _lock.acquire, _lock.release
 
 
 def fence() -> None:
-    """Keep what this thread reads and writes before the call apart from what it does after it."""
+    """Separate the reads and writes of this thread before the call from those after it."""
     _take()
     _give()
     _take()

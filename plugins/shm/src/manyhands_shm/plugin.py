@@ -20,8 +20,8 @@ class ShmConfig(BackendConfig):
         ge=1 << 16,
         le=1 << 40,
         description=(
-            "The most memory, in bytes, through which one rank's messages pass on one channel; each group has two. "
-            "Many ranks share it in smaller parts, and what no message has touched takes none."
+            "The most memory, in bytes, for one rank's messages on one channel; each group has two channels. "
+            "Many ranks share it in smaller parts, and an unused part takes no memory."
         ),
     )
     heap_bytes: int | None = Field(
@@ -30,13 +30,13 @@ class ShmConfig(BackendConfig):
         le=1 << 46,
         description=(
             "The most memory, in bytes, that one rank may have in arrays that its peers read in place; "
-            "by default half of the memory of the host, or less if addresses are limited (ulimit -v). What is not in use takes none."
+            "by default half of the memory of the host, or less if addresses are limited (ulimit -v). An unused part takes no memory."
         ),
     )
     single_copy: bool = Field(
         default=True,
         description=(
-            "Whether long messages are read where they lie in the sender's process, where the system allows that "
+            "Whether long messages are read in place, in the sender's process, if the system allows that "
             "(process_vm_readv), rather than through slots. All ranks of a pair must allow it."
         ),
     )
@@ -45,20 +45,20 @@ class ShmConfig(BackendConfig):
         ge=0,
         le=10_000,
         description=(
-            "For how many microseconds a rank that waits looks again and again, giving way to whoever needs the processor, "
+            "The microseconds that a waiting rank looks again and again, giving way to others that need the processor, "
             "before it sleeps; 0 sleeps at once."
         ),
     )
 
 
 def _probe() -> str | None:
-    """Return why ranks of this host cannot share memory, None where they can."""
+    """Return why ranks of this host cannot share memory, None if they can."""
     if not sys.platform.startswith("linux"):
-        return f"it needs Linux, and this is {sys.platform}"
+        return f"it needs Linux, but this is {sys.platform}"
     if sys.maxsize < 1 << 32:
-        return "it needs a 64-bit Python: a sequence number must be written at once"
+        return "it needs a 64-bit Python, which writes a sequence number in one step"
     if not os.path.exists("/proc/self/fd"):  # noqa: PTH110 - pathlib is one more import
-        return "/proc is not mounted, by which ranks open each other's memory"
+        return "/proc is not mounted, which ranks need to open each other's memory"
     if not hasattr(os, "memfd_create") and not os.access("/dev/shm", os.W_OK):  # noqa: S108 - no name is made there
         return "this system has no memfd_create, and /dev/shm cannot be written"
     return None

@@ -1,12 +1,12 @@
-"""A rank's shared memory: one file without a name, and where everything stands in it.
+"""A rank's shared memory: one file without a name, and its layout.
 
     first page    a token, by which peers know that they opened the right file; the words of `bell`
     heap          memory that peers read in place
     rings         for each channel, for each peer: the messages that this rank sends to that peer
 
-The file is as large as a file can be, and takes memory only where something was written. So every channel has its place from
-the beginning: nothing needs to be announced when a group is made, and to close one means to punch a hole. As it has no name, nothing is
-left of it when its processes have ended, however they did.
+The file is as large as a file can be, and takes memory only for written pages. So every channel has its place from
+the beginning: nothing needs to be announced when a group is made, and closing one punches a hole. As it has no name, nothing is
+left of it when its processes have ended in any way.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SLOTS: int = 16
 MOST_SLOT_BYTES = 512 << 10
 LEAST_SLOT_BYTES: int = 512
 LINE: int = 128
-"""What two processes write stands so far apart: processors fetch cache lines by pairs."""
+"""The distance between words that two processes write: processors fetch cache lines by pairs."""
 
 LABELS: int = LINE
 PAYLOADS: int = LABELS + SLOTS * LINE
-"""Where labels and payloads of a ring begin."""
+"""The offsets of labels and payloads of a ring."""
 
 _segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
@@ -61,7 +61,7 @@ class CannotOpenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where the parts of one ring stand.
+    """The offsets of the parts of one ring.
 
     A ring begins with the word in which the receiver says how many slots it has emptied. Then come the labels of all slots, a header and
     a few words each, and then their payloads, one behind the other, so that several slots together take a larger part of a message.
@@ -116,7 +116,7 @@ class Segment:
         Raises
         ------
         OSError
-            The system does not have what it takes.
+            The system lacks the necessary calls.
         """
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -138,28 +138,31 @@ class Segment:
         Raises
         ------
         CannotOpenError
-            It is not there, is somebody else's, or this process may not.
+            It is not there, belongs to another user, or this process may not open it.
         """
         path = f"/proc/{pid}/fd/{number}"
         try:
-            # Another process may have that number here: what it has open may be anything, and must not be touched.
-            target = os.readlink(path)  # noqa: PTH115 - what it says is no path
+            # Another process may have that number here: its open files may be anything, and must not be touched.
+            target = os.readlink(path)  # noqa: PTH115 - its target is not a path
             if _NAME not in target and not target.startswith(f"{_FOLDER}/"):
-                raise CannotOpenError(f"process {pid} is another one here: they are in different containers or PID namespaces")
+                raise CannotOpenError(
+                    f"here, {pid} is the number of another process: the ranks are in different containers or PID namespaces"
+                )
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except PermissionError as error:
             raise CannotOpenError(f"process {pid} belongs to another user, or is protected ({error.strerror})") from error
         except FileNotFoundError as error:
             raise CannotOpenError(
-                f"there is no process {pid} here that has it open: they are in different containers or PID namespaces, "
-                "or it has ended"
+                f"here, no process {pid} has it open: the ranks are in different containers or PID namespaces, or it has ended"
             ) from error
         except OSError as error:
             hint = "; raise the limit (`ulimit -n`)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
             raise CannotOpenError(f"{path}: {error.strerror}{hint}") from error
         try:
             if os.pread(fd, TOKEN_BYTES, 0) != token:
-                raise CannotOpenError(f"process {pid} is another one here: they are in different containers or PID namespaces")
+                raise CannotOpenError(
+                    f"here, {pid} is the number of another process: the ranks are in different containers or PID namespaces"
+                )
         except BaseException:
             os.close(fd)
             raise
@@ -196,12 +199,12 @@ class Segment:
         return map_shared(self.fd, self._rings(geometry, channel) + peer * geometry.ring_bytes, geometry.ring_bytes)
 
     def drop_channel(self, geometry: Geometry, channel: int) -> None:
-        """Give the memory of a channel back, whoever still maps it."""
+        """Give the memory of a channel back, even if it is still mapped."""
         with contextlib.suppress(OSError):
             punch_hole(self.fd, self._rings(geometry, channel), geometry.channel_bytes)
 
     def drop_heap(self, offset: int, nbytes: int) -> bool:
-        """Give a part of the heap back, so that it is zeros; tell whether that was done, which it is not by whoever has closed the file."""
+        """Give a part of the heap back, so that it is zeros; return whether that was done, which fails once the file is closed."""
         try:
             punch_hole(self.fd, PAGE + offset, nbytes)
         except OSError:
@@ -209,7 +212,7 @@ class Segment:
         return True
 
     def close(self) -> None:
-        """Close the file; what is mapped stays."""
+        """Close the file; mapped memory stays."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -217,7 +220,7 @@ class Segment:
     def _rings(self, geometry: Geometry, channel: int) -> int:
         offset = PAGE + self._heap_bytes + channel * geometry.channel_bytes
         if offset + geometry.channel_bytes > _FILE_BYTES:
-            raise OverflowError(f"channel {channel} does not fit into a file")
+            raise OverflowError(f"channel {channel} does not fit into the file of shared memory")
         return offset
 
 
@@ -230,11 +233,11 @@ def _make_large(fd: int) -> None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         raise OSError(
             error.errno,
-            f"files of this process are limited to {limit} bytes, and its shared memory is a file that counts as one of {_FILE_BYTES}, whatever it "
-            "holds: remove the limit (ulimit -f unlimited)",
+            f"files of this process are limited to {limit} bytes, but its shared memory is a file that counts as {_FILE_BYTES} bytes, even if it "
+            "holds less: remove the limit (ulimit -f unlimited)",
         ) from error
     with contextlib.suppress(OSError):  # a file of /dev/shm has no seals
-        # Who opens it to read messages must not make it smaller: to touch what is mapped then would kill the others.
+        # A process that opens it to read messages must not shrink it: touching the mapped pages would then kill the others.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
@@ -242,7 +245,7 @@ assert HEADER_BYTES + 24 <= LINE
 
 
 def _in_child() -> None:
-    """Close what belongs to the parent: a child that lets go of an array must not punch holes into its parent's."""
+    """Close the parent's files: a child that releases an array must not punch holes into its parent's memory."""
     for segment in list(_segments):
         segment.close()
 

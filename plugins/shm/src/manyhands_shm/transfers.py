@@ -1,4 +1,4 @@
-"""Messages of any length: in slots, part by part; or where they lie in the sender's process."""
+"""Messages of any length: in slots, part by part; or in place, in the sender's process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manyhands_shm.link import Link, Moving
 __all__ = ["Consuming", "Receiving", "Sending", "SendingInPlace"]
 
 _PART_BYTES = 512 << 10
-"""How much of a message is read at a time where it lies: other messages move on meanwhile, and it is in the cache while it is used."""
+"""The size of a part that is read in place: other messages move meanwhile, and it is in the cache while it is used."""
 _COPIED_BYTES = 4 << 20
 """How much of it is copied at a time by the system."""
 
@@ -92,7 +92,7 @@ class _Incoming(Moving):
             slots = link.slots()
             if not slots:
                 if start:
-                    raise Damaged(self.peer, f"rank {self.peer} sent the rest of a message elsewhere")
+                    raise Damaged(self.peer, f"rank {self.peer} sent the rest of a message by another way than its beginning")
                 self._far = far = link.whole(self._nbytes)
                 slots = 1
         if isinstance(far, int):
@@ -112,11 +112,11 @@ class _Incoming(Moving):
         return True
 
     def _use(self, part: memoryview, offset: int) -> None:
-        """Do with a part what is to be done with it."""
+        """Process a part."""
         raise NotImplementedError
 
     def _borrow(self, address: int, offset: int) -> int:
-        """Do it with the next part of what was lent; return how many bytes."""
+        """Read the next part of a lent message; return the number of bytes."""
         raise NotImplementedError
 
 
@@ -139,7 +139,7 @@ class Receiving(_Incoming):
 
 
 class Consuming(_Incoming):
-    """A message whose parts are handed over where they lie."""
+    """A message whose parts are passed on in place."""
 
     __slots__ = ("_scratch", "_sink")
 

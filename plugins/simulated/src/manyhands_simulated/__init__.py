@@ -1,6 +1,6 @@
 """Ranks that are threads of one process, on a clock of their own: distributed programs in a test, a debugger or a notebook.
 
-`run` calls a function on every rank. All that happens follows from a seed, so that what failed once fails again:
+`run` calls a function on every rank. Everything follows from a seed, so that a failure can be repeated:
 
 >>> import manyhands_simulated as simulated
 >>> run = simulated.run(lambda group: group.all_reduce(group.rank).item(), 4)
@@ -20,7 +20,7 @@
 >>> exploration.failed
 True
 
-A `FaultPlan` says what goes wrong. `Run.errors` has what each rank raised:
+A `FaultPlan` describes the faults. `Run.errors` has the errors of the ranks:
 
 >>> def train(group):
 ...     for _ in range(3):
@@ -76,7 +76,7 @@ _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split
 
 
 def __getattr__(name: str) -> Any:
-    """Load what a name stands for when it is first asked for: describing the backend must not cost as much."""
+    """Load the value of a name at its first use: describing the backend must not cost as much."""
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,7 +1,7 @@
 """Messages between simulated ranks: matched in order, carried by the simulated network, copied once at most.
 
-A message that is longer than ``eager_bytes`` leaves when its receive is there, and ends for both at once when it arrives; so a program that
-counts on the network to keep what nobody receives yet is found. A shorter one leaves when it is sent, and its sender goes on.
+A message that is longer than ``eager_bytes`` leaves when its receive is there, and ends for both at once when it arrives. This reveals a program
+that relies on the network to keep unreceived messages. A shorter one leaves when it is sent, and its sender continues.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["SimulatedBackend", "SimulatedTransport"]
 _SLOT_BYTES = 4096
 """The longest payload of a mailbox: a rank of a large world has many."""
 _SETTLE_S = 0.01
-"""How long who received another message than it expected waits, on the virtual clock, before it says so: meanwhile the other ranks come to
-where they are held up by that, and can say where they are."""
+"""The virtual time for which a rank that received an unexpected message waits before it says so: meanwhile the other ranks reach the point
+where the error stops them, and can say where they are."""
 
 
 class _End(Transfer):
@@ -44,19 +44,19 @@ class _End(Transfer):
     Attributes
     ----------
     peer, is_send
-        With whom, and which end it is.
+        The peer, and which end this is.
     header, payload
-        What is sent; or what must come, and where it goes. Empty where a sink takes it.
+        The message to send; or the expected header and the memory for the payload. Empty if a sink takes it.
     sink
-        What takes it instead of memory.
+        The function that takes it instead of memory.
     failure
-        What is wrong with it.
+        Its fault.
     mismatch
-        What will be, unless something else is.
+        Its future fault, unless another one is found first.
     waiter
         The task that waits for it.
     call
-        The call of the program that it belongs to, where that is one between two ranks.
+        The call of the program that it belongs to, if that is one between two ranks.
     """
 
     __slots__ = ("call", "failure", "header", "is_send", "mismatch", "nbytes", "payload", "peer", "sink", "waiter")
@@ -97,9 +97,9 @@ class _Pipe:
     Parameters
     ----------
     runtime, mismatches
-        Where the ranks live, and what takes note of messages that were not expected.
+        The world of the ranks, and the list of unexpected messages.
     line
-        Who sends to whom.
+        The sender and the receiver.
     eager_bytes
         How long a message may be to leave when it is sent.
     is_direct
@@ -129,7 +129,7 @@ class _Pipe:
         self._note_call(end)
         message = _Message(end, self._runtime.faults.count_message(self._line))
         if end.nbytes <= self._eager_bytes:
-            # The sender goes on, and may write to its memory.
+            # The sender continues, and may write to its memory.
             message.end = _End(end.peer, bytes(end.header), memoryview(bytes(end.payload)), end.nbytes, is_send=True)
             message.end.call = end.call
             self._finish(end)
@@ -162,7 +162,7 @@ class _Pipe:
             self._depart(message)
 
     def unreceived(self) -> list[Record]:
-        """Return the calls between two ranks that sent what nobody has received."""
+        """Return the calls between two ranks whose messages have not been received."""
         return [message.end.call for message in self._sent if message.end.call is not None]
 
     def _note_call(self, end: _End) -> None:
@@ -193,7 +193,7 @@ class _Pipe:
                 receive.payload[:] = payload
             elif sent.nbytes:
                 receive.sink(payload.toreadonly(), 0)
-        except BaseException as error:  # noqa: BLE001 - what a reduction raises belongs to the receiver
+        except BaseException as error:  # noqa: BLE001 - an exception of a reduction belongs to the receiver
             self._fail(receive, error)
             return
         self._finish(sent)
@@ -236,7 +236,7 @@ class _Mismatches:
         self._found.append((rank, receive))
 
     def _tell(self) -> None:
-        """Let one rank say so, which will stop the others: whatever came first, the lowest one that can."""
+        """Let one rank raise the error, which will stop the others: the lowest one that can, whatever came first."""
         found, self._found = sorted(self._found, key=lambda each: (each[0], each[1].peer)), []
         for _, receive in found:
             receive.failure = receive.mismatch
@@ -247,12 +247,12 @@ class _Mismatches:
 
 
 class _Pipes:
-    """What connects one backend of each rank.
+    """The connections between one backend of each rank.
 
     Parameters
     ----------
     runtime
-        Where the ranks live.
+        The world of the ranks.
     """
 
     def __init__(self, runtime: SimulatedRuntime) -> None:
@@ -270,12 +270,12 @@ class _Pipes:
         return pipe
 
     def met(self, channel: int, source: int) -> list[tuple[int, Record, Record]]:
-        """Return to whom a rank has sent directly, and by which calls on both sides it did so last."""
+        """Return the ranks to which a rank has sent directly, and the last calls on both sides that did so."""
         found = [(dest, pipe.met) for (at, rank, dest), pipe in self._pipes.items() if (at, rank) == (channel, source)]
         return [(dest, *met) for dest, met in sorted(found, key=lambda each: each[0]) if met is not None]
 
     def unreceived(self, source: int) -> list[Record]:
-        """Return the calls by which a rank sent directly what nobody has received, in order."""
+        """Return the calls by which a rank sent messages directly that have not been received, in order."""
         pipes = [pipe for (_, rank, _), pipe in self._pipes.items() if rank == source]
         calls = [call for pipe in pipes for call in pipe.unreceived()]
         return sorted(dict.fromkeys(calls), key=lambda call: (call.channel, call.sequence))
@@ -292,7 +292,7 @@ class SimulatedBackend(Backend):
     Parameters
     ----------
     bootstrap
-        Who this rank is.
+        This rank.
 
     Raises
     ------
@@ -304,7 +304,7 @@ class SimulatedBackend(Backend):
         runtime = None if bootstrap.shared is None else bootstrap.shared.get(SHARED)
         if runtime is None:
             raise BackendUnavailableError(
-                "the ranks of the simulated backend live in a world of their own: start them with `manyhands run --backend simulated` or "
+                "the ranks of the simulated backend run in one process: start them with `manyhands run --backend simulated` or "
                 "manyhands_simulated.run(), or choose another backend for ranks that are processes"
             )
         self.runtime: SimulatedRuntime = cast("SimulatedRuntime", runtime)
@@ -399,7 +399,7 @@ class SimulatedTransport(Transport):
         return _checked(end)
 
     def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
-        """Start to receive, and let ``sink`` have the payload where the sender has it."""
+        """Start to receive, and let ``sink`` read the payload in the sender's memory."""
         end = _End(peer, header, memoryview(b""), nbytes, is_send=False, sink=sink)
         self.incoming(peer).receive(end)
         return _checked(end)
@@ -440,7 +440,7 @@ class _SimulatedMailbox(Mailbox):
         self.next_out = self.next_in = 0
 
     def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Send what is in the slot."""
+        """Send the message in the slot."""
         end = _End(self._peer, bytes(header), self.outgoing[0][:nbytes], nbytes, is_send=True)
         self._transport.outgoing(self._peer).send(end)
         return None if end.done else end
@@ -453,7 +453,7 @@ class _SimulatedMailbox(Mailbox):
 
 
 def _checked(end: _End) -> _End:
-    """Raise what is wrong with a message that met its receive at once."""
+    """Raise the fault of a message that met its receive at once."""
     if end.failure is not None:
         raise end.failure
     return end

@@ -1,7 +1,7 @@
 """Threads that pass a baton: one thread of a world runs at a time.
 
-Every rank is a thread, and so is what a rank does in the background and what the program starts itself, but only the one that holds the baton
-runs. The `Scheduler` decides which thread is next.
+Every rank is a thread, and so are a rank's work in the background and the threads that the program starts itself. Only the thread that holds the
+baton runs. The `Scheduler` decides which thread is next.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Baton"]
 _PATIENCE_S = 2.0
 """How long, on the computer's clock, a thread may take to end once the run is over."""
 _LOOK_S = 0.25
-"""How often, on the computer's clock, to look whether a thread has ended that the world did not start, and so does not see end; and whether the run
-is over. Ctrl-C that comes just as the thread falls asleep that waits for the run is heard then, too."""
+"""The interval, on the computer's clock, of the look for the end of threads that the world did not start, whose end it does not see, and for
+the end of the run. A Ctrl-C that comes just as the waiting thread falls asleep is seen then, too."""
 _REPORT_S, _FORSAKEN_S = 30.0, 300.0
-"""After how long on the computer's clock, with no thread giving up its turn, that is reported; and after how long it ends the run, if the process
-computes nothing either."""
+"""The time on the computer's clock after which a thread that does not give up its turn is reported; and the time after which it ends the run, if the
+process computes nothing either."""
 _COMPUTES = 0.01
 """How much of the time a process that computes something uses a processor, at least."""
 _STACKS_BYTES = 1 << 30
@@ -55,13 +55,13 @@ class Baton(ABC):
     Attributes
     ----------
     whereabouts
-        Returns in words where a task is.
+        Returns words for the place of a task.
     on_forsaken
-        Called with the task that has kept the world waiting for minutes; returns what the run is to raise.
+        Called with the task that has kept the world waiting for minutes; returns the error that the run is to raise.
     on_switch
         Called with the rank that runs next, whenever that is another one.
     crash
-        What the run is to raise.
+        The error that the run is to raise.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -93,7 +93,7 @@ class Baton(ABC):
 
     @abstractmethod
     def _choose(self) -> Task | None:
-        """Return who runs next; None if nobody does now, or ever."""
+        """Return the next task to run; None if there is none now, or ever."""
 
     @abstractmethod
     def _take_in(self) -> None:
@@ -101,7 +101,7 @@ class Baton(ABC):
 
     @abstractmethod
     def _leave(self, task: Task) -> None:
-        """Let a thread of the program go on alone at the end of the run, or wait for what it waits for."""
+        """Let a thread of the program run alone at the end of the run, or wait for its event."""
 
     # Having a turn
 
@@ -112,11 +112,11 @@ class Baton(ABC):
             self._check_stopping()
             if self._outside.holds(threading.get_ident()):
                 raise UsageError(
-                    "this thread is in manyhands.outside(), where nothing of the simulated world can be used: leave it first"
+                    "this thread is in manyhands.outside(), which cannot use the simulated world: leave that block first"
                 )
             if getattr(_home, "scheduler", self) is not self:
                 raise UsageError(
-                    "this group belongs to another simulated world than the rank that uses it: hand over what a rank needs as a value"
+                    "this group belongs to another simulated world than the rank that uses it: pass the data to the rank as a value"
                 )
             task = Task(-1, 0, _nothing)
             task.started = task.is_foreign = True
@@ -174,7 +174,7 @@ class Baton(ABC):
 
     @contextmanager
     def _or_outlived(self) -> Iterator[None]:
-        """End the context early when the run is over, and the calling thread goes on."""
+        """End the context early when the run is over, and the calling thread continues."""
         try:
             yield
         except AbortedError:
@@ -257,7 +257,7 @@ class Baton(ABC):
     def _prepare(
         self, action: Callable[[], None], thread: threading.Thread | None
     ) -> tuple[Task, Callable[[], None], threading.Event]:
-        """Return the task of a thread that the program is about to start, what the thread does, and what is set when it has begun."""
+        """Return the task of a thread that the program is about to start, the function of the thread, and the event that is set when it has begun."""
         parent = self.current()
         task = Task(parent.rank, self._numbers[parent.rank], inherit_rank(action))
         self._numbers[parent.rank] += 1
@@ -276,7 +276,7 @@ class Baton(ABC):
                 task.action()
             except (SystemExit, Stopped):
                 pass
-            except BaseException:  # noqa: BLE001 - as Python does where it starts a thread, but before the turn goes to another one
+            except BaseException:  # noqa: BLE001 - as Python does when it starts a thread, but before the turn goes to another one
                 if task.state is not DEAD:  # or it is the thread's way to the end, such as a lock that it does not hold
                     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
             finally:
@@ -312,7 +312,7 @@ class Baton(ABC):
         )
 
     def _end(self, task: Task, thread: threading.Thread | None) -> None:
-        """Let the thread of a task end, and others go on."""
+        """Let the thread of a task end, and others continue."""
         members.pop(task.ident, None)
         task.state = ENDED
         self._tasks.pop(task, None)
@@ -346,7 +346,7 @@ class Baton(ABC):
             raise self.crash
 
     def _look_on(self) -> None:
-        """Wait for the end of the run; give the baton to a thread that comes when nobody has it; report what keeps the world waiting."""
+        """Wait for the end of the run; give the free baton to a thread that comes; report a thread that keeps the world waiting."""
         switches, since, used, reported = -1, 0.0, 0.0, 0.0
         while not self._is_over:
             self._bell.wait(_LOOK_S)
@@ -365,7 +365,7 @@ class Baton(ABC):
                 self.crash, self._is_over = self.on_forsaken(running), True
 
     def _look(self) -> None:
-        """Give the baton to a thread that has come when nobody had it, or when a thread has ended that the world did not start."""
+        """Give the baton to a thread that has come while it was free, or when a thread has ended that the world did not start."""
         task = self._running
         if self._is_over:
             return
@@ -390,15 +390,15 @@ class Baton(ABC):
             )
         for task in self._outside.tasks():
             _log.warning(
-                "manyhands: the clock of the simulated world has stood for %.0f s for a thread outside of it: %s",
+                "manyhands: the clock of the simulated world has waited for %.0f s for a thread outside of it: %s",
                 seconds,
                 self.whereabouts(task),
             )
 
     def _pass_on(self, me: Task | None) -> None:
-        """Give the baton to whoever runs next, and wait until it comes back, if the calling task is to run again."""
+        """Give the baton to the next task, and wait until it comes back, if the calling task is to run again."""
         if me is not None:
-            members.pop(me.ident, None)  # what follows is no part of the program
+            members.pop(me.ident, None)  # the rest is not part of the program
         self._check_stopping()
         try:
             following = self._choose()
@@ -473,7 +473,7 @@ class Baton(ABC):
         stuck = {task.ident for task in self._tasks}
         for thread in self._threads:
             if thread.ident is not None and thread.ident not in stuck:
-                join(thread, _PATIENCE_S)  # it has nothing left to do, and what it holds goes with it
+                join(thread, _PATIENCE_S)  # it has nothing left to do, and its references end with it
 
 
 def _nothing() -> None:

@@ -18,7 +18,7 @@ def random_faults(
 ) -> FaultPlan:
     """Draw a plan: the same arguments give the same plan on every machine and version of Python.
 
-    One rank at least is neither killed nor made to stand still for ever.
+    One rank at least is neither killed nor stopped forever.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def random_faults(
     count
         How many faults; one to three, by the seed, by default.
     kinds
-        The kinds to draw from, in any order. Where the world knows none of them, the plan is empty.
+        The kinds to draw from, in any order. If the world has none of them, the plan is empty.
 
     Raises
     ------
@@ -40,12 +40,12 @@ def random_faults(
     """
     wanted = {kinds} if isinstance(kinds, str) else set(kinds)
     for kind in sorted(wanted - KINDS.keys()):
-        raise UsageError(f"kinds names {kind!r}, which is no kind of fault{hint(kind, KINDS)}")
+        raise UsageError(f"kinds names {kind!r}, which is not a kind of fault{hint(kind, KINDS)}")
     for name, number, least in (("seed", seed, 0), ("world_size", world_size, 1), ("count", 0 if count is None else count, 0)):
         if type(number) is not int or number < least:
-            raise UsageError(f"{name} is {number!r}, and expected is an integer, {least} or more")
+            raise UsageError(f"{name} is {number!r}; expected an integer, {least} or more")
     if not 1e-6 <= horizon_s <= 1e9:
-        raise UsageError(f"horizon_s is {horizon_s!r}, and expected is a number of seconds from 1e-6 to 1e9")
+        raise UsageError(f"horizon_s is {horizon_s!r}; expected a number of seconds from 1e-6 to 1e9")
     chance = _Chance(seed, world_size, round(horizon_s * 1_000_000))
     drawn = 1 + chance.below(3)
     known = [kind for kind in KINDS if kind in wanted and (world_size > 1 or kind in {"pause", "slow"})]

@@ -1,4 +1,4 @@
-"""Where each rank is, and who waits for whom: what is told when no rank can go on."""
+"""The report when no rank can continue: where each rank is, and which rank waits for which."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from manyhands_simulated.task import READY, RUNNING, Task
 __all__ = ["doing", "explain", "positions", "story"]
 
 _BUFFERED_BYTES = 1 << 16
-"""What real backends mostly carry even though nobody receives it yet."""
+"""The size up to which real backends usually carry a message that is not received yet."""
 _DETAILED, _SHOWN = 12, 40
-"""How many different lines are told at most with what each rank waits for, and without."""
+"""The most different lines that are shown with the waits of the ranks, and without."""
 _RUNS = 40
 """How many runs of ranks a line names, at most."""
 _SENDS, _THREADS = 3, 4
-"""How many sends in vain are told of a rank, at most, and how many threads that are no part of the world."""
+"""The most sends in vain that are shown for a rank, and the most threads outside of the world."""
 _SAME = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
 
 Tasks = dict[int, list[Task]]
@@ -59,12 +59,12 @@ def explain(state: State) -> tuple[str, str, int | None]:
 
 
 def story(state: State, rank: int) -> str:
-    """Say where a rank is, which may be about to go on."""
+    """Return where a rank is, which may be about to continue."""
     return _story(state, rank, _tasks(state)[rank], _nothing)
 
 
 def positions(state: State) -> list[str]:
-    """Say in lines where each rank is."""
+    """Return lines for the places of the ranks."""
     return _lines({rank: _story(state, rank, mine, _awaited) for rank, mine in _tasks(state).items()})
 
 
@@ -76,7 +76,7 @@ def _tasks(state: State) -> Tasks:
     return tasks
 
 
-# Where they are
+# The places
 
 
 def _story(state: State, rank: int, tasks: list[Task], awaited: Callable[[Task], str]) -> str:
@@ -94,7 +94,7 @@ def _story(state: State, rank: int, tasks: list[Task], awaited: Callable[[Task],
 
 
 def _gone(state: State, rank: int) -> str:
-    """Say why nothing more is to be expected of a rank; nothing where that is not so."""
+    """Return why nothing more can come from a rank; empty if something can."""
     if rank in state.killed:
         return f"killed ({state.killed[rank]})"
     if state.is_over(rank):
@@ -106,7 +106,7 @@ def _gone(state: State, rank: int) -> str:
 
 
 def _alone(state: State, rank: int, task: Task, tasks: list[Task]) -> str:
-    """Say where a thread is that is in no call; nothing for one in the background."""
+    """Return the place of a thread that is in no call; empty for one in the background."""
     if task.number:
         return ""
     where = state.where_is(task)
@@ -128,7 +128,7 @@ def _alone(state: State, rank: int, task: Task, tasks: list[Task]) -> str:
 
 
 def doing(state: State, task: Task) -> str:
-    """Say what a thread does that is in no call of a group."""
+    """Return the activity of a thread that is in no call of a group."""
     where = state.where_is(task)
     what = f"waiting {task.waits_for}" if task.waits_for else "busy"
     return f"{what} at {where}" if where else what
@@ -165,7 +165,7 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 
 def _different(tasks: Tasks) -> list[tuple[Record, list[int]]]:
-    """Return the calls that ranks make at one place, and who makes them, if these are not all the same; the rarest last."""
+    """Return the calls that ranks make at one place, and the ranks that make them, if these are not all the same; the rarest last."""
     places: dict[tuple[int, int], dict[bytes, tuple[Record, list[int]]]] = {}
     for rank, mine in tasks.items():
         for task in mine:
@@ -186,27 +186,27 @@ def _words(record: Record) -> str:
     return record.describe().removesuffix(f" at {record.where}")
 
 
-# Who waits for whom
+# The waits
 
 
 def _needs(tasks: list[Task], everyone: Tasks) -> list[int]:
-    """Return whom a rank waits for, those of its own thread first."""
+    """Return the ranks for which a rank waits, those of its own thread first."""
     needs: list[int] = []
     for task in tasks:
         needs += [peer for peer, _ in task.awaits]
         record = task.doing
-        if record is not None and record.sequence < 0:  # where ranks meet, those who have not come are waited for
+        if record is not None and record.sequence < 0:  # at a meeting, the waits are for the ranks that have not come
             needs += [rank for rank in record.members if not any(_meets(other, record) for other in everyone[rank])]
     return needs
 
 
 def _meets(task: Task, record: Record) -> bool:
-    """Tell whether a thread has come to where ranks meet."""
+    """Return whether a thread has come to a meeting of the ranks."""
     return task.doing is not None and (task.doing.channel, task.doing.what) == (record.channel, record.what)
 
 
 def _way(needs: dict[int, list[int]]) -> list[int]:
-    """Follow who waits for whom: a circle that begins and ends with one rank, or the shortest way to somebody who waits for nobody."""
+    """Follow the waits: a circle that begins and ends with one rank, or the shortest way to a rank that waits for no other."""
     shortest: list[int] = []
     for start in needs:
         path, seen = [start], {start}
@@ -230,7 +230,7 @@ def _told(way: list[int], state: State, tasks: Tasks) -> str:
 
 
 def _end(rank: int, state: State, tasks: list[Task]) -> str:
-    """Say what a rank does that waits for nobody."""
+    """Return the activity of a rank that waits for no other."""
     if rank in state.killed:
         return "was killed"
     if state.is_over(rank):
@@ -247,7 +247,7 @@ def _end(rank: int, state: State, tasks: list[Task]) -> str:
 
 
 def _hopes_for_buffers(way: list[int], tasks: Tasks) -> bool:
-    """Tell whether ranks wait in a circle only because nobody receives what they send, which is little."""
+    """Return whether ranks wait in a circle only because their sends are not received, and these are small."""
     if len(way) < 2 or way[0] != way[-1]:
         return False
     for rank in way[:-1]:

@@ -1,4 +1,4 @@
-"""Running a function under one seed after the other, until one shows what is wrong with it."""
+"""Running a function under one seed after the other, until one shows a fault in it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["Exploration", "FaultsOfSeed", "explore"]
 T = TypeVar("T")
 
 FaultsOfSeed = Faults | Callable[[int], Faults]
-"""What goes wrong: the same for every seed, or a function that returns it for a seed."""
+"""The faults: the same for every seed, or a function that returns them for a seed."""
 
 
 class Exploration(Generic[T]):
-    """What came of trying seeds. As a text it is a report.
+    """The result of trying seeds. As a text it is a report.
 
     Attributes
     ----------
     seeds_run
         How many seeds were tried, the one that failed among them.
     seed
-        The first seed that failed; None where none did.
+        The first seed that failed; None if none did.
     error
-        What was wrong; None likewise.
+        Its error; None likewise.
     run
         The run of that seed; None likewise.
     repeat
@@ -57,11 +57,11 @@ class Exploration(Generic[T]):
 
     @property
     def story(self) -> str:
-        """The end of the trace of the run that failed, in lines for people; empty where none did."""
+        """The end of the trace of the failed run, in lines; empty if none failed."""
         if self.run is None:
             return ""
         trace = self.run.trace
-        # Where no rank raised anything, all of them have finished all there is, and the last events say more than nothing.
+        # If no rank raised an error, all of them have finished, and the last events are not useful.
         return trace.story() if self.error is self.run.cause else trace.story(around=trace.duration_s)
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class Exploration(Generic[T]):
         return "\n".join([self._headline(), f"{type(self.error).__name__}: {self.error}", *self._particulars()])
 
     def raise_failure(self) -> None:
-        """Raise what was wrong, with the report as a note; do nothing where no seed failed.
+        """Raise the error, with the report as a note; do nothing if no seed failed.
 
         Raises
         ------
@@ -116,8 +116,8 @@ def explore(
 ) -> Exploration[T]:
     """Run a function under one seed after the other; stop at the first that fails.
 
-    A seed decides which rank goes first wherever several could, and which of its threads where a rank's program has some, so that other seeds
-    find other orders of what happens.
+    A seed decides which rank goes first if several could, and which of its threads if a rank's program has several, so that other seeds
+    find other orders of events.
 
     Parameters
     ----------
@@ -130,9 +130,9 @@ def explore(
     alike
         Whether a seed fails, too, if its results are not those of the first one, bit by bit.
     check
-        Called with every run that is not a failure already. What it raises is one.
+        Called with every run that is not a failure already. An exception from it is one.
     expected
-        Errors that are no failure when they end a run, such as `PeerLostError` where faults kill ranks. The results of such a run are not
+        Errors that are not failures when they end a run, such as `PeerLostError` if faults kill ranks. The results of such a run are not
         compared.
 
     Returns
@@ -148,7 +148,7 @@ def explore(
         The arguments describe no world.
     """
     if not isinstance(seeds, Iterable):
-        raise UsageError(f"seeds is {seeds!r}, and expected are several, such as range(100)")
+        raise UsageError(f"seeds is {seeds!r}; expected several, such as range(100)")
     given: dict[str, object] = {"network": network, "config": config, "timeout_s": timeout_s}
     resolved = Network.resolve(network)
     fixed = FaultPlan() if callable(faults) else _plan(faults)
@@ -170,7 +170,7 @@ def explore(
             return Exploration(name, count, done, error, _call(name, world_size, seed, given))
         del done  # or it lives on while the next one runs
     if not count:
-        raise UsageError("seeds is empty, and expected is one seed or more: nothing was run")
+        raise UsageError("seeds is empty; expected one seed or more: nothing was run")
     return Exploration(name, count)
 
 
@@ -184,7 +184,7 @@ def _raised_by(check: Callable[[Run[T]], object], done: Run[T]) -> BaseException
         check(done)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it raises is the failure, such as pytest.fail's, which is no Exception
+    except BaseException as error:  # noqa: BLE001 - any exception is the failure, also pytest.fail's, which is not an Exception
         return error
     return None
 
@@ -197,11 +197,11 @@ def _unlike(first: tuple[int, list[T]], done: Run[T]) -> AssertionError | None:
     return None
 
 
-# What to type to run it again
+# The command that runs it again
 
 
 def _name(function: Callable[..., object]) -> str:
-    """Return what a function is called in the program; where that is nothing, a name that stands for it."""
+    """Return the name of a function in the program; a substitute if it has none."""
     name = getattr(function, "__name__", "")
     return name if name.isidentifier() or name.startswith("lambda ") else "function"
 
@@ -221,11 +221,11 @@ def _literal(value: object) -> str:
     return repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
 
 
-# Where two results differ
+# The place at which two results differ
 
 
 def _difference(before: Any, now: Any, where: str) -> str | None:
-    """Say where two values differ and how; None if they are alike bit by bit."""
+    """Return the place and the kind of a difference between two values; None if they are alike bit by bit."""
     if type(before) is not type(now):
         return f"{where} is {_brief(now)}, and was {_brief(before)}"
     if isinstance(before, np.ndarray | np.generic | float | complex):

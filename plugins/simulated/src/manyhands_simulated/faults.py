@@ -1,6 +1,6 @@
-"""What goes wrong in a simulated world, and when: plans as plain data, read from TOML files, or written by hand.
+"""The faults of a simulated world, with their times: plans as plain data, read from TOML files, or written by hand.
 
-A plan harms nobody: the scheduler of the simulated world carries it out, and asks `Links` for each message. All times are
+A plan is only data: the scheduler of the simulated world carries it out, and asks `Links` for each message. All times are
 seconds of the virtual clock, all counts begin at 0, and a fault that lasts holds from ``from_s`` on, up to and without ``until_s``.
 
 >>> plan = FaultPlan.of([Kill(rank=2, operation="all_reduce", nth=3), Cut(links=((0, 1),), from_s=0.5, until_s=2)])
@@ -55,7 +55,7 @@ def _only(fits: Callable[[Any], bool], expected: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         if fits(value):
             return value
-        raise ValueError(f"expected is {expected}")
+        raise ValueError(f"expected {expected}")
 
     return BeforeValidator(check)
 
@@ -63,7 +63,7 @@ def _only(fits: Callable[[Any], bool], expected: str) -> BeforeValidator:
 def _operation(value: Any) -> Any:
     if value is None or value == "*" or value in OPERATIONS:
         return value
-    raise ValueError(f"no operation is called so{hint(str(value), sorted(OPERATIONS))}, or '*' for any")
+    raise ValueError(f"there is no such operation{hint(str(value), sorted(OPERATIONS))}, or '*' for any")
 
 
 def _array(least: int, expected: str) -> BeforeValidator:
@@ -91,7 +91,7 @@ class _Model(BaseModel):
             except ValidationError as error:
                 raise _refused(type(self), error) from None
 
-        # So pydantic goes past it where a model is a part of a file, whose errors name the place there.
+        # So pydantic leaves it alone if a model is a part of a file, whose errors name the place there.
         __init__.__pydantic_base_init__ = True
 
 
@@ -106,7 +106,7 @@ class _Lasting(_Model):
     @model_validator(mode="after")
     def _check_order(self) -> _Lasting:
         if self.until_s <= self.from_s:
-            raise ValueError(f"from_s is {self.from_s} and until_s {self.until_s}, and expected is an end after the beginning")
+            raise ValueError(f"from_s is {self.from_s} and until_s {self.until_s}; expected an end after the beginning")
         return self
 
     def _while(self) -> str:
@@ -151,9 +151,9 @@ class When(_Model):
     @model_validator(mode="after")
     def _check_one(self) -> When:
         if (self.at_s is None) == (self.operation is None):
-            raise ValueError(f"at_s is {self.at_s} and operation {self.operation!r}, and expected is exactly one of them")
+            raise ValueError(f"at_s is {self.at_s} and operation {self.operation!r}; expected exactly one of them")
         if self.operation is None and self.nth:
-            raise ValueError(f"nth is {self.nth}, and expected is an operation whose calls it counts")
+            raise ValueError(f"nth is {self.nth}; expected an operation whose calls it counts")
         return self
 
     def _moment(self) -> str:
@@ -163,7 +163,7 @@ class When(_Model):
 
 
 class Kill(When, _OfRank):
-    """The rank ``rank`` is gone at once, as by ``kill -9``; `When` tells the moment."""
+    """The rank ``rank`` is gone at once, as by ``kill -9``; `When` gives the moment."""
 
     def describe(self) -> str:
         """Return one line for people, such as ``"rank 2 is killed at all_reduce #3"``."""
@@ -171,18 +171,18 @@ class Kill(When, _OfRank):
 
 
 class Pause(When, _OfRank):
-    """The rank ``rank`` stands still, as by ``SIGSTOP``; `When` tells the moment.
+    """The rank ``rank`` stops, as by ``SIGSTOP``; `When` gives the moment.
 
     Attributes
     ----------
     for_s
-        For how many seconds; ``inf``, the default, for ever.
+        The seconds for which it stops; ``inf``, the default, is forever.
     """
 
     for_s: _SecondsOrInf = math.inf
 
     def describe(self) -> str:
-        """Return one line for people, such as ``"rank 2 stands still at 0.5 s for ever"``."""
+        """Return one line, such as ``"rank 2 stands still at 0.5 s forever"``."""
         length = "ever" if self.for_s == math.inf else _seconds(self.for_s)
         return f"rank {self.rank} stands still {self._moment()} for {length}"
 
@@ -248,7 +248,7 @@ class Partition(_Lasting):
     def _check_sides(self) -> Partition:
         for rank, times in Counter(rank for side in self.sides for rank in side).items():
             if times > 1:
-                raise ValueError(f"rank {rank} stands in the sides {times} times, and expected is once")
+                raise ValueError(f"rank {rank} is in the sides {times} times; expected once")
         return self
 
     def describe(self) -> str:
@@ -299,7 +299,9 @@ def _in_order(faults: Any) -> tuple[Fault, ...]:
     )
     for fault in given:
         if type(fault) not in _KIND_OF:
-            raise UsageError(f"{fault!r} is no fault: expected are such as Kill(rank=1, at_s=0.5); FaultPlan.load reads a file")
+            raise UsageError(
+                f"{fault!r} is not a fault: expected faults such as Kill(rank=1, at_s=0.5); FaultPlan.load reads a file"
+            )
     return tuple(sorted(given, key=lambda fault: [*_KIND_OF].index(type(fault))))
 
 
@@ -319,7 +321,7 @@ class FaultPlan(_Model):
 
     @classmethod
     def of(cls, faults: FaultPlan | Fault | Iterable[Fault]) -> FaultPlan:
-        """Return a plan of what is given: a plan, which stays as it is, a fault, or several.
+        """Return a plan of the argument: a plan, which stays as it is, a fault, or several.
 
         Raises
         ------
@@ -335,7 +337,7 @@ class FaultPlan(_Model):
         Raises
         ------
         ConfigError
-            The file cannot be read, is no TOML, or describes no plan; ``file``, ``key`` and ``value`` say where it shows first.
+            The file cannot be read, is not TOML, or does not describe a plan; ``file``, ``key`` and ``value`` name the first fault.
         """
         file = str(path)
         try:
@@ -352,7 +354,7 @@ class FaultPlan(_Model):
         """Return the plan as the text of a file from which `load` reads an equal plan."""
         tables = [f"summary = {_toml(self.summary)}\n"] if self.summary else []
         for fault in self.faults:
-            # What a model requires has no default, so that it is always written.
+            # The required keys of a model have no default, so that they are always written.
             rows = fault.model_dump(exclude_defaults=True).items()
             tables.append(f"[[{_KIND_OF[type(fault)]}]]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in rows))
         return "\n".join(tables)
@@ -373,7 +375,7 @@ class FaultPlan(_Model):
                     raise ConfigError(f"{key}: {fault.describe()}: {words}", key=key, value=value)
 
     def links(self, world_size: int) -> Links:
-        """Return the answers to what is asked for each message of a world.
+        """Return the faults for each message of a world.
 
         Raises
         ------
@@ -385,7 +387,7 @@ class FaultPlan(_Model):
 
 
 def _misfit(fault: Fault, world_size: int) -> tuple[object, str] | None:
-    """Return what does not fit a world, and why."""
+    """Return the faults that do not fit a world, with the reasons."""
     match fault:
         case Cut() | Delay():
             named: Iterable[tuple[_End, ...]] = fault.links
@@ -398,14 +400,14 @@ def _misfit(fault: Fault, world_size: int) -> tuple[object, str] | None:
     for ranks in named:
         for rank in ranks:
             if rank != "*" and rank >= world_size:
-                return rank, f"a world of {world_size} has no rank {rank}, and expected is one from 0 to {world_size - 1}"
+                return rank, f"a world of {world_size} has no rank {rank}; expected one from 0 to {world_size - 1}"
         if len(ranks) == 2 and ranks[0] == ranks[1] != "*":
-            return ranks, f"rank {ranks[0]} has no link to itself, and expected are two ranks"
+            return ranks, f"rank {ranks[0]} has no link to itself; expected two ranks"
     return None
 
 
 class Links:
-    """What a plan does to the links of a world; `FaultPlan.links` makes it.
+    """The effect of a plan on the links of a world; `FaultPlan.links` makes it.
 
     Attributes
     ----------
@@ -422,7 +424,7 @@ class Links:
         self.any: bool = bool(cuts or delays)
         self.changes: tuple[float, ...] = tuple(sorted(times - {math.inf}))
 
-        # What holds between two ranks is found when they first talk: a large world has more pairs than ever do.
+        # The faults between two ranks are found at their first message: a large world has more pairs than ever exchange one.
         self._cuts = functools.cache(
             lambda a, b: _merged((fault.from_s, fault.until_s) for fault, touches in cuts if touches(a, b))
         )
@@ -431,7 +433,7 @@ class Links:
         )
 
     def cut_until(self, a: int, b: int, now_s: float) -> float:
-        """Return when the link between ``a`` and ``b`` is whole again: ``inf`` for never, and 0.0 where it is whole at ``now_s``.
+        """Return when the link between ``a`` and ``b`` is whole again: ``inf`` for never, and 0.0 if it is whole at ``now_s``.
 
         A cut that begins before another one ends, or just when it ends, prolongs it.
         """
@@ -447,7 +449,7 @@ class Links:
 
 
 def _touches(fault: Cut | Delay | Partition) -> Callable[[int, int], bool]:
-    """Return what tells whether the fault concerns the link between two ranks."""
+    """Return a function that says whether the fault concerns the link between two ranks."""
     if isinstance(fault, Partition):
         side_of = {rank: side for side, ranks in enumerate(fault.sides) for rank in ranks}
         return lambda a, b: side_of.get(a) != side_of.get(b)
@@ -481,7 +483,7 @@ def _toml(value: object) -> str:
 
 
 def _refused(model: type[BaseModel], error: ValidationError) -> UsageError:
-    """Put what pydantic found in the arguments of a model into words, one line for each problem."""
+    """Return pydantic's findings about the arguments of a model, one line for each problem."""
     problems = []
     for detail in error.errors(include_url=False):
         key = ".".join(map(str, detail["loc"]))
@@ -501,7 +503,7 @@ def _refused(model: type[BaseModel], error: ValidationError) -> UsageError:
 
 
 def _as_error(error: ValidationError, file: str) -> ConfigError:
-    """Put what pydantic found into words, one line for each problem."""
+    """Return pydantic's findings, one line for each problem."""
     problems = []
     for detail in error.errors(include_url=False):
         key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).removeprefix(".")
@@ -519,7 +521,7 @@ def _words(detail: ErrorDetails) -> str:
         case "extra_forbidden":
             return f"this key is unknown{hint((kind, *inner)[-1], (KINDS[kind] if inner else _File).model_fields)}"
         case "tuple_type" | "model_type" if len(inner) <= 1:
-            return f"expected is an array of tables, each below a line [[{kind}]]"
+            return f"expected an array of tables, each below a line [[{kind}]]"
     return _plainly(detail)
 
 
@@ -528,6 +530,6 @@ def _plainly(detail: ErrorDetails) -> str:
 
 
 def hint(name: str, valid: Collection[str]) -> str:
-    """Return the end of a sentence about an unknown name: what was meant, perhaps, and what there is."""
+    """Return the end of a sentence about an unknown name: a suggestion, if there is one, and the valid names."""
     near = difflib.get_close_matches(name, valid, n=1)
     return (f"; did you mean {near[0]!r}?" if near else ".") + f" Valid here: {', '.join(valid)}"

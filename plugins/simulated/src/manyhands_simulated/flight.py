@@ -1,4 +1,4 @@
-"""Messages on their way through the simulated network: when they leave, whom they meet, when they arrive."""
+"""Messages on their way through the simulated network: when they leave, which others they meet, when they arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Flights", "Line"]
 
 
 class Line:
-    """What messages of one channel share on their way from one rank to another: their order.
+    """The common state of messages of one channel on their way from one rank to another: their order.
 
     Parameters
     ----------
@@ -41,13 +41,13 @@ class Flights:
     scheduler
         The clock.
     network
-        What the messages take; None where they are there at once.
+        The times of the messages; None if they arrive at once.
     world_size, seed
-        How many ranks, and what decides on chance.
+        The number of ranks, and the seed of random choices.
     links
-        What is wrong with the links.
+        The faults of the links.
     trace
-        Where arrivals are noted.
+        The trace in which arrivals are noted.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ class Injector:
     Parameters
     ----------
     plan, seed
-        What is to happen; the seed decides which bits change where the plan does not.
+        The faults; the seed decides which bits change if the plan does not.
     state
         The run that it happens to.
     """
@@ -59,7 +59,7 @@ class Injector:
         self._counts_messages = bool(self._dropped or self._corrupted)
 
     def begin(self) -> None:
-        """Put what happens at a time on the clock; what happens at once comes before anything else."""
+        """Put the faults with a time on the clock; those at time 0 come before anything else."""
         scheduler = self._state.scheduler
         for fault in self._timed:
             if fault.at_s:
@@ -77,7 +77,7 @@ class Injector:
     # Ranks
 
     def on_call(self, rank: int, operation: str) -> None:
-        """Take note of a call that begins, and let happen what is to happen then."""
+        """Take note of a call that begins, and start the faults that are due then."""
         if not self._at_calls:
             return
         calls = self._calls[rank]
@@ -120,7 +120,7 @@ class Injector:
     # Messages
 
     def count_message(self, line: Line) -> int:
-        """Return which message between two ranks this is; always 0 where nobody asks."""
+        """Return the number of a message between two ranks; always 0 if no fault needs it."""
         if not self._counts_messages:
             return 0
         pair = line.source, line.dest
@@ -128,7 +128,7 @@ class Injector:
         return self._messages[pair] - 1
 
     def drops(self, line: Line, number: int) -> bool:
-        """Tell whether a message is lost."""
+        """Return whether a message is lost."""
         return bool(self._dropped) and (line.source, line.dest, number) in self._dropped
 
     def lose(self, line: Line, nbytes: int, notice: Callable[[], None]) -> None:
@@ -151,20 +151,20 @@ class Injector:
     # Words between a rank and the store
 
     def carry(self, dest: int, word: Callable[[], None]) -> None:
-        """Bring word from a rank to the store (-1), or back: at once, unless who should hear it stands still, or is no more."""
+        """Bring a message from a rank to the store (-1), or back: at once, unless the receiver is stopped or gone."""
         if self._state.scheduler.stands(dest):
             self._held_words.setdefault(dest, []).append(word)
         elif dest not in self._state.killed:
             word()
 
     def _watch(self, time: float) -> None:
-        """Find out at a time when links are cut who will not be heard of for long."""
+        """At a time when links are cut, find the ranks that will be silent for long."""
         silent = [rank for rank in range(1, len(self._calls)) if self._state.links.cut_until(0, rank, time) > time + _SILENCE_S]
         if silent:
             self._state.scheduler.at(time + _SILENCE_S, lambda: self._give_up(silent, time))
 
     def _give_up(self, silent: list[int], since: float) -> None:
-        """Let the ranks know that they cannot hear each other: all of them the same, although none of them could tell who else knows."""
+        """Let the ranks know that they cannot hear each other: all learn the same, although none of them could know what the others learn."""
         lost = [rank for rank in silent if rank not in self._state.killed and not self._state.is_over(rank)]
         if lost:
             who = f"{show_ranks(lost)} {'was' if len(lost) == 1 else 'were'}"

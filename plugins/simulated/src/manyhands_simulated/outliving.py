@@ -1,7 +1,7 @@
 """Threads of a program that outlive the run of their world, such as those of a pool that a module keeps.
 
-When a run ends, such a thread may wait for something: a lock, or an item of a queue. From then on it looks for itself, on the computer's clock,
-whether it can go on. A world that begins meanwhile takes it in, and so finds it where the run before has left it, however fast the machine is.
+When a run ends, such a thread may wait for a lock, or an item of a queue. From then on it looks for itself, on the computer's clock,
+whether it can continue. A world that begins meanwhile takes it in, and so finds it as the run before has left it, however fast the machine is.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def outlive(task: Task, test: Callable[[], bool]) -> bool | None:
     task
         The calling thread's, which says when to give up.
     test
-        Returns whether it can go on.
+        Returns whether it can continue.
 
     Returns
     -------
     bool or None
-        Whether it can go on; None if another world has taken it in, and it is its turn there.
+        Whether it can continue; None if another world has taken it in, and it is its turn there.
     """
     pause = _LOOK_S
     while not task.take_baton(max(0.0, min(pause, task.gives_up_at - time.monotonic()))):
@@ -71,7 +71,7 @@ def outlive(task: Task, test: Callable[[], bool]) -> bool | None:
 def _holds(test: Callable[[], bool]) -> bool:
     try:
         return test()
-    except Exception:  # noqa: BLE001 - the thread that waits finds out what is wrong
+    except Exception:  # noqa: BLE001 - the waiting thread finds the error
         return True
 
 

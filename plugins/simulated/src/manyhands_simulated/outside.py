@@ -1,7 +1,7 @@
 """Threads that are outside of a simulated world: those that said so, and those that the world never knew.
 
 A thread of a rank goes outside with `manyhands.outside()`, or when an event loop waits for a file descriptor that nothing in this process can
-make ready. The clock stands until it comes back. A thread that the world did not start comes in when it makes its first call on a group.
+make ready. The clock stops until it comes back. A thread that the world did not start comes in when it makes its first call on a group.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Outside:
         self._gone[task.ident] = task
 
     def come(self, task: Task) -> bool:
-        """Let a task queue up, from any thread; return whether there is still somebody who may let it in."""
+        """Let a task queue up, from any thread; return whether the world can still let it in."""
         with self._lock:
             if not self._is_closed:
                 self._arrived.append(task)

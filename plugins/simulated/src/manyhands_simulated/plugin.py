@@ -15,13 +15,13 @@ class SimulatedConfig(BackendConfig):
     seed: int = Field(
         default=0,
         ge=0,
-        description="Decides which rank runs next where several could: the same program and seed give the same run.",
+        description="Decides which rank runs next if several could: the same program and seed give the same run.",
     )
     network: str = Field(
         default="",
-        description='What messages take: the name of a preset, such as "fat-tree", or a TOML file; without it they take no time.',
+        description='The network, which gives the times of messages: the name of a preset, such as "fat-tree", or a TOML file; without it they take no time.',
     )
-    faults: str = Field(default="", description="A TOML file that says what goes wrong, and when.")
+    faults: str = Field(default="", description="A TOML file with the faults and their times.")
     trace: str = Field(default="", description="A file to which a trace of the run is written at its end, for ui.perfetto.dev.")
     eager_bytes: int = Field(
         default=0,

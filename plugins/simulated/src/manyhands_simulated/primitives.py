@@ -1,4 +1,4 @@
-"""What Python's threads wait with, made the world's own while a world runs.
+"""The waits of Python's threads, made the world's own while a world runs.
 
 A simulated world moves its clock by proof: only when every thread of it waits for virtual time or for another thread of the world. So it must
 see every wait. While a world runs, the blocking operations of Python look up whether the calling thread belongs to a world. In such a thread
@@ -8,9 +8,9 @@ a wait lets the others run; in any other thread it does what it always does. Tha
   on them;
 - ``queue.SimpleQueue``, the start and the end of a `threading.Thread`, `time.sleep`, and event loops of asyncio.
 
-Timeouts and naps pass virtual time. A lock that a thread outside of the world holds is waited for in earnest, and so is a file descriptor that
-nothing in this process can make ready. A thread that the program has started may outlive the run; then these waits are real. All other waits in C, such as ``os.read``, are not seen: the thread keeps its turn, and the world stands
-still until it comes back.
+Timeouts and naps pass virtual time. A wait for a lock that a thread outside of the world holds is real, and so is one for a file descriptor that
+nothing in this process can make ready. A thread that the program has started may outlive the run; then these waits are real. All other waits in C, such as ``os.read``, are not seen: the thread keeps its turn, and the world stops
+until it comes back.
 
 The types of locks and of ``SimpleQueue`` are written in C and refuse new methods. `_replace` goes through the dictionary of such a type, which
 is the only way to reach locks that were made before the world.
@@ -44,7 +44,7 @@ __all__ = ["World", "acquire", "in_earnest", "installed", "join", "members", "re
 
 
 class World(Protocol):
-    """What a thread that waits needs of its world."""
+    """The interface of its world for a thread that waits."""
 
     @property
     def now(self) -> float:
@@ -100,7 +100,7 @@ release: Callable[..., None] = _Lock.release
 start: Callable[[threading.Thread], None] = threading.Thread.start
 start_new: Callable[..., int] = _thread.start_new_thread
 join: Callable[..., None] = threading.Thread.join
-"""What Python has, for the world itself."""
+"""Python's originals, for the world itself."""
 _acquire_again: Callable[..., bool] = _RLock.acquire
 _release_again: Callable[..., None] = _RLock.release
 _get: Callable[..., Any] = _queue.SimpleQueue.get
@@ -170,7 +170,7 @@ def _is_free(lock: Any) -> bool:
 
 
 def _taking(take: Callable[..., bool]) -> Callable[..., bool]:
-    """Return what takes a lock, instead of the method that does."""
+    """Return a function that takes a lock, instead of the method that does."""
 
     def take_in_world(self: Any, blocking: bool = True, timeout: float = -1) -> bool:
         world = members.get(get_ident())
@@ -185,7 +185,7 @@ def _lock_release(self: Any, *_: object) -> None:
 
 
 def _rlock_release(self: Any, *_: object) -> None:
-    world = _holders.pop(self, None) if self._is_owned() else None  # first: whoever takes it next notes that it does
+    world = _holders.pop(self, None) if self._is_owned() else None  # first: the next thread that takes it notes that it does
     _release_again(self)
     if world is not None and self._is_owned():
         _holders[self] = world
@@ -229,7 +229,7 @@ def _condition_wait(self: Any, timeout: float | None = None) -> bool:
     finally:
         if isinstance(self._lock, _RLock):
             self._lock.acquire()
-            self._lock.release()  # nobody of this world can take it before the next line
+            self._lock.release()  # no thread of this world can take it before the next line
         self._acquire_restore(saved)
         if isinstance(self._lock, _RLock) and members.get(get_ident()) is world:
             _holders[self._lock] = world
@@ -357,7 +357,7 @@ def _time_sleep(seconds: float, /) -> None:
 
 
 def _now() -> float:
-    """Return the time for those modules of Python that count what is left of a timeout."""
+    """Return the time for those modules of Python that count the rest of a timeout."""
     world = members.get(get_ident())
     return _monotonic() if world is None else world.now
 
@@ -498,7 +498,7 @@ def installed() -> Iterator[None]:
 
 
 def _install() -> None:
-    """Put our own members in the place of Python's; what a test has put there, say instead of `time.sleep`, stays."""
+    """Put our own members in the place of Python's; a test's own replacement, say of `time.sleep`, stays."""
     pythons = [each for each, python in zip(_ours, _pythons, strict=True) if vars(each[0]).get(each[1], _ABSENT) is python]
     ours = [*pythons, *_sleepers()]
     _before[:] = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in ours]
@@ -506,7 +506,7 @@ def _install() -> None:
 
 
 def _in_child() -> None:
-    """Give a forked child, which is no part of any world, what Python has."""
+    """Give a forked child, which is not part of any world, Python's originals."""
     members.clear()
     _holders.clear()
     if _worlds:
@@ -519,7 +519,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _sleepers() -> list[tuple[Any, str, Any]]:
-    """Return what is to be replaced in modules that hold `time.sleep` by a name of their own: ``from time import sleep``."""
+    """Return the replacements in modules that hold `time.sleep` by a name of their own: ``from time import sleep``."""
     for title, module in list(sys.modules.items()):
         if _seen.get(title) != id(module) and isinstance(module, ModuleType):
             _seen[title] = id(module)

@@ -1,7 +1,7 @@
 """The fixture ``world`` for pytest, and failures of ranks that read like those of any other test.
 
-pytest imports this in every project of an environment where it is installed, so that it loads the simulated world only for a test that asks
-for one.
+pytest imports this in every project of an environment in which it is installed, so it loads the simulated world only for a test that
+needs one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _OURS = frozenset({"manyhands", "manyhands_simulated"})
 
 
 class Worlds:
-    """Makes the worlds of one test: what the fixture ``world`` is.
+    """Makes the worlds of one test: the value of the fixture ``world``.
 
     Attributes
     ----------
     seed
-        What the command line says; None where it says nothing.
+        The seed of the command line; None if it has none.
     repeat_seed
-        The seed that repeats what the test did last; None where the command line does not matter to it.
+        The seed that repeats the last run of the test; None if the command line does not matter to it.
     is_used
         Whether a world of the test was used.
     """
@@ -56,7 +56,7 @@ class Worlds:
         timeout_s: float | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> World:
-        """Return a world of so many ranks; what else is given holds for all that it runs, unless a run says otherwise.
+        """Return a world of so many ranks; the other arguments hold for all its runs, unless a run overrides them.
 
         Parameters
         ----------
@@ -96,13 +96,13 @@ class World:
         Parameters
         ----------
         function, args, kwargs
-            The program of a rank, and what it takes besides its group; hand over what has one of the names below in a ``lambda``.
+            The program of a rank, and its arguments besides its group; pass an argument with one of the names below in a ``lambda``.
         seed
-            An integer, 0 or more. By default what ``--manyhands-seed`` says, and 0 without it.
+            An integer, 0 or more. By default the value of ``--manyhands-seed``, and 0 without it.
         network, faults, timeout_s, config
             As for `manyhands_simulated.run`; None is the world's own. ``faults`` may be a function, which is given the seed.
         check
-            Whether to raise what a rank raised.
+            Whether to raise a rank's error.
 
         Returns
         -------
@@ -142,12 +142,12 @@ class World:
     ) -> Exploration[Any]:
         """Call ``function(group, *args, **kwargs)`` on every rank, under one seed after the other.
 
-        Where ``--manyhands-seed`` gives a seed, it comes right after the first.
+        If ``--manyhands-seed`` gives a seed, it comes right after the first.
 
         Parameters
         ----------
         function, args, kwargs
-            The program of a rank, and what it takes besides its group.
+            The program of a rank, and its arguments besides its group.
         seeds, alike, check, expected
             As for `manyhands_simulated.explore`.
         network, faults, timeout_s, config
@@ -161,7 +161,7 @@ class World:
         Raises
         ------
         Exception
-            What was wrong with the first seed that failed, with the report as a note.
+            The error of the first seed that failed, with the report as a note.
         """
         __tracebackhide__ = True
         from manyhands_simulated.exploring import explore
@@ -208,7 +208,7 @@ def _sooner(seed: int, seeds: Iterable[int]) -> Iterable[int]:
         yield from (each for each in rest if each != seed)
 
 
-# What pytest calls
+# The functions that pytest calls
 
 _WORLDS = pytest.StashKey[Worlds]()
 
@@ -225,12 +225,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _seed(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed: expected is an integer, 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed: expected an integer, 0 or more")
     return int(text)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say which seed was given."""
+    """Return a line with the given seed."""
     seed = config.getoption(_OPTION)
     return [] if seed is None else [f"manyhands: seed {seed}"]
 
@@ -270,7 +270,7 @@ def _node(item: pytest.Item) -> str:
 
 
 def _shorten(error: BaseException) -> None:
-    """Take what is ours out of the tracebacks of an error and of those that led to it."""
+    """Remove our frames from the tracebacks of an error and of those that led to it."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
@@ -307,7 +307,7 @@ def _is_ours(entry: TracebackType) -> bool:
 
 
 def _is_told(error: BaseException) -> bool:
-    """Tell whether an error says itself what is wrong with the program: those of manyhands do, but for bugs."""
+    """Return whether an error itself explains the fault of the program: those of manyhands do, except for bugs."""
     from manyhands.api import InternalError, ManyHandsError
 
     return isinstance(error, ManyHandsError) and not isinstance(error, InternalError)

@@ -20,29 +20,29 @@ __all__ = ["Faults", "NetworkLike", "Run", "Simulation", "run"]
 T = TypeVar("T")
 
 NetworkLike = Network | str | os.PathLike[str] | None
-"""A network, the name of a preset, or a TOML file; None where messages take no time."""
+"""A network, the name of a preset, or a TOML file; None if messages take no time."""
 Faults = FaultPlan | Fault | Iterable[Fault] | str | os.PathLike[str] | None
 """A plan, faults, or a TOML file."""
 
 
 class Run(Generic[T]):
-    """What came of a run.
+    """The result of a run.
 
     Attributes
     ----------
     results
-        What the function returned on each rank, in the order of ranks, also where the group could not be left well after that; None for ranks
-        on which it did not return.
+        The return value of the function on each rank, in the order of ranks, also if the group could not be left well after that; None for
+        ranks on which it did not return.
     errors
-        What ranks raised, by rank.
+        The errors of ranks, by rank.
     cause
-        The error that ended the run, with an attribute ``rank``; None where no rank raised one.
+        The error that ended the run, with an attribute ``rank``; None if no rank raised one.
     duration_s
         Seconds on the virtual clock until the last rank was done.
     trace
         All that happened.
     seed, world_size
-        What it was made from.
+        The seed and the size of the run.
     """
 
     def __init__(self, results: list[T], errors: dict[int, BaseException], cause: BaseException | None, trace: Trace) -> None:
@@ -76,16 +76,16 @@ class Simulation:
     Attributes
     ----------
     world
-        Where the ranks meet.
+        The meeting point of the ranks.
     runtime
-        What they run on.
+        Their runtime.
     """
 
     def __init__(
         self, world_size: int, *, seed: int = 0, network: NetworkLike = None, faults: Faults = None, keep_messages: bool = True
     ) -> None:
         if type(seed) is not int or seed < 0:
-            raise UsageError(f"seed is {seed!r}, and expected is an integer, 0 or more")
+            raise UsageError(f"seed is {seed!r}; expected an integer, 0 or more")
         plan = (
             FaultPlan.load(faults) if isinstance(faults, str | os.PathLike) else FaultPlan.of(() if faults is None else faults)
         )
@@ -95,10 +95,10 @@ class Simulation:
         self.world: ThreadWorld = self.runtime.world
 
     def execute(self, body: Callable[[int], T], *, also_threads: bool = False) -> Run[T]:
-        """Call ``body(rank)`` on every rank; return what came of it, also where ranks raised something.
+        """Call ``body(rank)`` on every rank; return the result, also if ranks raised errors.
 
-        With ``also_threads`` the failure of a group is a failure of the run, too, where it ended a thread of the program and no rank raised
-        anything: with processes such a program prints a traceback, and ends well.
+        With ``also_threads`` the failure of a group is a failure of the run, too, if it ended a thread of the program and no rank raised
+        an error: with processes such a program prints a traceback, and ends well.
         """
         results: dict[int, T] = {}
         errors: dict[int, BaseException] = {}
@@ -109,7 +109,7 @@ class Simulation:
                     results[rank] = body(rank)
             except Stopped:
                 raise
-            except BaseException as error:  # noqa: BLE001 - raised again where all ranks are waited for
+            except BaseException as error:  # noqa: BLE001 - raised again after the wait for all ranks
                 if (
                     not self.runtime.scheduler.is_stopping
                 ):  # then it is the rank's way to the end, such as a lock that it does not hold
@@ -120,7 +120,7 @@ class Simulation:
         try:
             with self._deaths(in_threads):
                 self.runtime.run(live)
-        except DeadlockError as error:  # ranks wait for what is not of this world, and are left there
+        except DeadlockError as error:  # ranks wait for an event outside of this world, and are left there
             forsaken[error.rank or 0] = error
             errors |= forsaken
         if also_threads and not errors:
@@ -131,7 +131,7 @@ class Simulation:
 
     @contextmanager
     def _deaths(self, errors: dict[int, BaseException]) -> Iterator[None]:
-        """Note which failures of a group end threads of the program; they are told as ever."""
+        """Note which failures of a group end threads of the program; they are reported as usual."""
         before, scheduler = threading.excepthook, self.runtime.scheduler
 
         def note(args: threading.ExceptHookArgs) -> None:
@@ -150,9 +150,9 @@ class Simulation:
                 threading.excepthook = before
 
     def _cause(self, errors: dict[int, BaseException], forsaken: dict[int, BaseException]) -> BaseException | None:
-        """Return the cause among the errors: that of the rank that stopped the others, or else what a program raised by itself.
+        """Return the cause among the errors: that of the rank that stopped the others, or else the program's own.
 
-        That a rank waits for what nobody does is the cause of every deadline that others have missed meanwhile.
+        A rank that waits for an event that never comes is the cause of every deadline that others have missed meanwhile.
         """
         if not errors:
             return None
@@ -182,7 +182,7 @@ def run(
 ) -> Run[T]:
     """Call ``function(group)`` on every rank of a world that lives in this process, on a clock of its own.
 
-    One rank runs at a time; which one goes on where several could follows from the seed. The same function, seed, network and faults give
+    One rank runs at a time; if several could run, the seed decides. The same function, seed, network and faults give
     the same run: the same order, the same times, the same trace.
 
     Parameters
@@ -194,16 +194,16 @@ def run(
     seed
         An integer, 0 or more.
     network
-        What messages take; see `manyhands.api.Network`. Without one they take no time.
+        The times of messages; see `manyhands.api.Network`. Without one they take no time.
     faults
-        What goes wrong, and when.
+        The faults, and their times.
     config
         The content of a ``manyhands.toml``; files of the working directory are not read. Seed, network and faults are arguments instead.
         ``backend`` may be ``"hybrid"``, with the simulated one among its routes.
     timeout_s
         Virtual seconds that an operation may last.
     check
-        Whether to raise what a rank raised. Otherwise `Run.errors` and `Run.cause` tell.
+        Whether to raise a rank's error. Otherwise `Run.errors` and `Run.cause` hold it.
     keep_messages
         Whether the trace keeps every message, about 150 bytes each; if not, they are counted only.
 
@@ -217,11 +217,11 @@ def run(
     UsageError, InvalidWorldSizeError, ConfigError
         The arguments describe no world, or the function is a coroutine's or a generator's.
     DeadlockError
-        No rank could go on. The text says where each of them is.
+        No rank could continue. The text says where each of them is.
     CommError
         The group failed in a thread that the program started, and no rank raised anything.
     Exception
-        What ``function`` raised on the rank that failed first. The other ranks are stopped: their calls on the group raise
+        The error of ``function`` on the rank that failed first. The other ranks are stopped: their calls on the group raise
         `AbortedError`. The exception has the attributes ``rank`` and ``run``, and a note that names rank and seed.
     """
     __tracebackhide__ = True
@@ -259,11 +259,11 @@ def _backend(config: Mapping[str, Any]) -> str:
 
 
 def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Refuse what is for `manyhands run`, and would change nothing here."""
+    """Refuse settings that are for `manyhands run`, and would change nothing here."""
     backend = _backend(config)
     if backend != "simulated" and not (backend == "hybrid" and _is_composed(config)):
         raise UsageError(
-            f"config has backend = {backend!r}, and the ranks of this run are simulated: leave it out, or compose it with 'simulated', as "
+            f"config has backend = {backend!r}, but the ranks of this run are simulated: leave it out, or compose it with 'simulated', as "
             'backend = "hybrid" with routes = { cpu = "simulated", p2p = "tcp" }'
         )
     backends = config.get("backends", {})
@@ -276,7 +276,7 @@ def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_composed(config: Mapping[str, Any]) -> bool:
-    """Tell whether the hybrid backend of a config has a simulated part."""
+    """Return whether the hybrid backend of a config has a simulated part."""
     table: Any = config
     for key in ("backends", "hybrid", "routes"):
         table = table.get(key) if isinstance(table, Mapping) else None

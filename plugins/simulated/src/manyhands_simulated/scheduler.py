@@ -1,12 +1,12 @@
-"""Who runs next, and what time it is, on a clock that jumps to whatever happens next.
+"""The order of the threads, and the time, on a clock that jumps to the next event.
 
-A thread passes the baton on when it has to wait, and may have to when it begins a call; the next holder is drawn from all that can run, by the
-seed. When none of them can, the clock goes on to the next event. So a run follows from its seed alone: no two threads are ever in a race, and no
+A thread passes the baton on when it has to wait, and may have to when it begins a call; the next holder is drawn by the seed from all that can
+run. When none of them can, the clock moves to the next event. So a run follows from its seed alone: no two threads are ever in a race, and no
 thread sleeps.
 
-The clock moves by proof only. Each thread of the world either has its turn or waits for something that the scheduler knows (`primitives`). A
+The clock moves by proof only. Each thread of the world either has its turn or waits for an event that the scheduler knows (`primitives`). A
 thread that computes, or that has no processor, keeps its turn however long that takes. While a thread is outside of the world, the others run but
-the clock stands.
+the clock stops.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from manyhands_simulated.task import BLOCKED, DEAD, READY, Stopped, Task
 __all__ = ["Scheduler", "never"]
 
 _ASKS = 1000
-"""How often in a row a thread may ask an event in vain, with nothing else happening, before that lets the clock go on."""
+"""The number of polls in a row that a thread may make in vain, with nothing else happening, before the clock moves."""
 _ASKS_IN_VAIN = 10_000
-"""How often in a row a thread may ask in vain, with nothing else left to happen, before it counts as one that waits."""
+"""The number of vain polls of a thread in a row, with nothing else left to happen, before it counts as waiting."""
 _IDLE_NAPS = 10_000
-"""How often in a row threads of the program may end naps, with nothing else happening, before it is asked whether anything else ever will."""
+"""The number of naps in a row of threads of the program, with nothing else happening, before the scheduler checks whether anything else can."""
 _HOLD_BACK, _NAP_S = 0.5, 1.0
 """How likely it is that a call lets other threads of the program go first, and how many virtual seconds of a nap it waits for."""
 Event = tuple[float, int, Callable[[], None]]
@@ -44,7 +44,7 @@ class Scheduler(Baton):
     Parameters
     ----------
     seed
-        What decides who runs next.
+        The seed that decides which task runs next.
     world_size
         How many ranks there are.
 
@@ -55,7 +55,7 @@ class Scheduler(Baton):
     on_stuck
         Called when nothing can happen any more while tasks wait; to wake them with an error.
     may_wait
-        Returns whether there is a reason why nothing happens, so that the clock may go on to the next deadline.
+        Returns whether there is a reason for the silence, so that the clock may move to the next deadline.
     """
 
     def __init__(self, seed: int, world_size: int) -> None:
@@ -73,7 +73,7 @@ class Scheduler(Baton):
         self._heard = 0
         self._watching: dict[Task, None] = {}
 
-    # What tasks do
+    # The actions of tasks
 
     def belong(self, task: Task, rank: int) -> None:
         """Take note whose thread one is that came from outside; refuse a rank's own thread that uses another rank's group.
@@ -89,8 +89,8 @@ class Scheduler(Baton):
             self._numbers[rank] += 1
         elif task.rank != rank and not task.is_foreign:
             raise UsageError(
-                f"rank {task.rank} uses the group of rank {rank}: what a module, or a function around the program, holds is the same for all "
-                "ranks of a simulated world; hand the group over as an argument"
+                f"rank {task.rank} uses the group of rank {rank}: all ranks of a simulated world share the variables of a module, or of a function around the "
+                "program; pass the group as an argument",
             )
 
     def block(self, deadline: float = math.inf, *, timer: float = math.inf, ends_job: bool = True) -> bool:
@@ -101,7 +101,7 @@ class Scheduler(Baton):
         deadline
             When to give up, on the virtual clock.
         timer
-            When to go on, likewise, as a part of the program: nothing is wrong while that is to come.
+            The time to continue, likewise, as a part of the program: nothing is wrong while that is to come.
         ends_job
             Whether to give up ends the whole job. That no task can move before one does so is a deadlock.
         """
@@ -165,7 +165,7 @@ class Scheduler(Baton):
         self.wait_until(never, seconds, "in time.sleep")
 
     def ask(self) -> None:
-        """Count how often the calling task asks for something in vain; let others run, and the clock go on, if that was too often."""
+        """Count how often the calling task polls in vain; let others run, and the clock move, if that was too often."""
         with self._or_outlived():
             task = self.current()
             if task.heard != self._news:
@@ -186,7 +186,7 @@ class Scheduler(Baton):
         return task.woken
 
     def wake(self, task: Task, *, woken: bool = True) -> None:
-        """Let a task go on that is blocked; nothing where it is not."""
+        """Let a blocked task continue; do nothing if it is not blocked."""
         if task.state is BLOCKED:
             task.state = READY
             task.woken = woken
@@ -202,7 +202,7 @@ class Scheduler(Baton):
     def hold_back(self) -> None:
         """Let other threads of the program make their calls before the one that the calling task is about to make, if the seed says so.
 
-        Where a rank has several threads, on real backends any of them may come first. A task that is held back goes on before the clock does,
+        If a rank has several threads, on real backends any of them may come first. A task that is held back continues before the clock moves,
         unless a thread of its rank is in its first nap, which is no way to come second.
         """
         if not self._of_program and not self._strangers:
@@ -261,18 +261,18 @@ class Scheduler(Baton):
         task.give_baton()
 
     def come_back(self, task: Task) -> None:
-        """Let a thread go on in this world that an earlier run has left; do not return when this run is over, too."""
+        """Let a thread that an earlier run has left continue in this world; do not return when this run is over, too."""
         self._go_on(task)
         self._of_program.add(task)
 
-    # What faults do
+    # The actions of faults
 
     def stand_still(self, rank: int) -> None:
         """Let no thread of a rank run until `go_on`."""
         self._standing.add(rank)
 
     def go_on(self, rank: int) -> None:
-        """Let a rank run again that stood still."""
+        """Let a stopped rank run again."""
         self._standing.discard(rank)
 
     def kill(self, rank: int) -> None:
@@ -285,7 +285,7 @@ class Scheduler(Baton):
                     queue.remove(task)
 
     def stands(self, rank: int | None) -> bool:
-        """Return whether a rank stands still; None for any."""
+        """Return whether a rank is stopped; None for any."""
         return bool(self._standing) if rank is None else rank in self._standing
 
     def end_if_killed(self) -> None:
@@ -310,10 +310,10 @@ class Scheduler(Baton):
         """Return the tasks that wait, without threads of the program that have nothing to do."""
         return [task for task in self._tasks if self._is_waited_for(task)]
 
-    # Who is next, and when
+    # The next task, and its time
 
     def _choose(self) -> Task | None:
-        """Return who runs next; None where nobody does now, or ever."""
+        """Return the next task to run; None if there is none now, or ever."""
         while True:
             for task in self._outside.arrivals():
                 self._tasks[task] = None
@@ -346,13 +346,13 @@ class Scheduler(Baton):
             if task.state is BLOCKED and task.test is not None:
                 try:
                     is_able = task.test()
-                except Exception:  # noqa: BLE001 - the thread that waits finds out what is wrong
+                except Exception:  # noqa: BLE001 - the waiting thread finds the error
                     is_able = True
                 if is_able:
                     self.wake(task)
 
     def _is_waited_for(self, task: Task) -> bool:
-        """Return whether the run is not over because of a task: it waits, and not as threads of the program do that may go on by themselves."""
+        """Return whether a task does not keep the run from its end: it waits, and not as threads of the program do that may continue by themselves."""
         if task.state is not BLOCKED or task.rank in self._standing:
             return False
         return not (task.is_foreign and (task.test is not None or task.until < math.inf or task in self._asking))
@@ -374,11 +374,11 @@ class Scheduler(Baton):
         return bool(asking)
 
     def _is_anybody_left(self) -> bool:
-        """Return whether what happens still concerns somebody."""
+        """Return whether later events still concern a task."""
         return any(task.state is not DEAD and not task.is_foreign for task in self._tasks)
 
     def _is_somebody_impatient(self) -> bool:
-        """Return whether the first to give up goes on all the same, so that it may yet help the others."""
+        """Return whether the first task to give up continues all the same, so that it may yet help the others."""
         waiting = [(task.deadline, task.ends_job) for task in self._tasks if task.state is BLOCKED]
         earliest = min(deadline for deadline, _ in waiting)
         return not any(ends_job for deadline, ends_job in waiting if deadline == earliest)
@@ -400,7 +400,7 @@ class Scheduler(Baton):
         return ready.pop()
 
     def _is_anything_coming(self) -> bool:
-        """Return whether something is to happen at some time; alarms are forgotten that are for nobody any more."""
+        """Return whether an event is due at some time; forget alarms that concern no task any more."""
         while self._events and isinstance(alarm := self._events[0][2], _Alarm) and alarm.is_stale:
             heapq.heappop(self._events)
         return bool(self._events)
@@ -414,7 +414,7 @@ class Scheduler(Baton):
         return not is_late and all(isinstance(event[2], _Alarm) and event[2].is_of_program for event in self._events)
 
     def _happen(self) -> None:
-        """Let the clock go on to what happens next, be it an event or that tasks give up."""
+        """Let the clock move to what happens next: an event, or tasks that give up."""
         moment = self._events[0][0]
         if self._earliest <= moment and self._expire(moment):
             return
@@ -441,7 +441,7 @@ class Scheduler(Baton):
         return True
 
     def _resolve(self) -> None:
-        """End a deadlock: by what is to be told, and if that wakes nobody, by force."""
+        """End a deadlock: by its report, and if that wakes no task, by force."""
         self.on_stuck()
         if not self.can_go_on:
             for task in self.waiting():
@@ -449,7 +449,7 @@ class Scheduler(Baton):
 
 
 class _Alarm:
-    """Wakes a task, at a time, that still waits where it set its alarm."""
+    """At its time, wakes a task that still waits as when it set its alarm."""
 
     __slots__ = ("_number", "_scheduler", "_task")
 
@@ -474,7 +474,7 @@ class _Alarm:
 
 
 def never() -> bool:
-    """Return that what somebody waits for has not happened: it waits for nothing but the time."""
+    """Return that the awaited event has not happened: the wait is only for the time."""
     return False
 
 
@@ -486,7 +486,7 @@ def _alone(timeout_s: float) -> Task:
 
 
 def _outlive(task: Task, test: Callable[[], bool]) -> bool:
-    """Wait in a thread whose run is over; return whether what it waits for has happened."""
+    """Wait in a thread whose run is over; return whether the awaited event has happened."""
     while True:
         is_able = outlive(task, test)
         if is_able is not None:

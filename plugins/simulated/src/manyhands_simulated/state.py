@@ -1,4 +1,4 @@
-"""What the parts of one run know of each other: where each rank is, what it called, and what became of it."""
+"""The shared knowledge of the parts of one run: where each rank is, its calls, and its end."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class State:
     scheduler, flights, trace
         Its parts.
     links
-        What the fault plan does to the links.
+        The effects of the fault plan on the links.
     pipes
-        What connects the ranks, for each backend that they made, one after the other.
+        The connections of the ranks, for each backend that they made, one after the other.
     killed
         The ranks that a fault has killed, and its words.
     over
@@ -66,7 +66,7 @@ class State:
         return self._backends[rank] - 1
 
     def is_over(self, rank: int) -> bool:
-        """Tell whether a rank's program has ended."""
+        """Return whether a rank's program has ended."""
         return rank in self.over
 
     def lose(self, rank: int, reason: str) -> None:
@@ -82,7 +82,7 @@ class State:
         return self.scheduler.current().where or line_of(sys._getframe(1))
 
     def where_is(self, task: Task) -> str:
-        """Return the line of the program that a task works for, wherever it waits."""
+        """Return the line of the program for which a task works, wherever it waits."""
         return task.where or line_of(current_frames().get(task.ident))
 
     def where_is_rank(self, rank: int) -> str:
@@ -90,12 +90,12 @@ class State:
         return next((self.where_is(task) for task in self.scheduler.tasks() if task.rank == rank and task.number == 0), "")
 
     def last_call(self, rank: int) -> str:
-        """Return the call of its program that a rank began last, in words; nothing where there was none."""
+        """Return the last call of its program that a rank began, in words; empty if there was none."""
         last = self.last_calls.get(rank)
         return "" if last is None else last.describe()
 
     def sent(self, channel: int, rank: int) -> list[str]:
-        """Say which calls of a rank, that are over, sent what other ranks are receiving."""
+        """Return which finished calls of a rank sent the messages that other ranks are receiving."""
         doing = {task.doing for task in self.scheduler.tasks()}
         met = [each for pipes in self.pipes.values() for each in pipes.met(channel, rank)]
         return [
@@ -105,10 +105,10 @@ class State:
         ]
 
     def unreceived(self, rank: int) -> list[str]:
-        """Return the calls by which a rank sent to another one what that has not received, in words."""
+        """Return the calls of a rank whose messages another one has not received, in words."""
         return [call.describe() for pipes in self.pipes.values() for call in pipes.unreceived(rank)]
 
     def passes_time(self, rank: int) -> str:
-        """Return in words what a rank does for a time, if it does."""
+        """Return words for a timed activity of a rank, if it has one."""
         calls = self.trace.calls_of(rank)
         return calls[-1].what if calls and calls[-1].end_s is None and calls[-1].operation in _PASSING else ""

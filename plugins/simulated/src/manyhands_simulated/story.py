@@ -22,7 +22,7 @@ _MARK, _BEGIN, _END = -1, 0, 1
 
 
 class _Event(NamedTuple):
-    """One thing that happened. At one time, the calls of a rank and what happened between them are in the order of ``place, phase``."""
+    """One event. At one time, the calls of a rank and the events between them are in the order of ``place, phase``."""
 
     time_s: float
     place: int
@@ -68,7 +68,7 @@ class _Line:
 def tell(trace: Recording, around: float | None, last: int) -> str:
     """Return the story of a trace; see `Trace.story`."""
     if last < 1:
-        raise UsageError(f"last={last!r} was given, and expected is a positive number of events for each rank")
+        raise UsageError(f"last={last!r}: give a positive number of events for each rank")
     finished = _last_finished(trace) if around is None else None
     settled: list[_Event] = []
     earlier: list[_Event] = []
@@ -129,7 +129,7 @@ def _last_finished(trace: Recording) -> list[CallEvent] | None:
 
 
 def _events(trace: Recording, rank: int) -> list[_Event]:
-    """Return what happened on a rank, in order."""
+    """Return the events of a rank, in order."""
     events = [_Event(mark.time_s, mark.calls_before, _MARK, rank, mark) for mark in trace.marks_of(rank)]
     for index, call in enumerate(trace.calls_of(rank)):
         events.append(_Event(call.start_s, index, _BEGIN, rank, call))
@@ -139,19 +139,19 @@ def _events(trace: Recording, rank: int) -> list[_Event]:
 
 
 def _position(events: Sequence[_Event], call: CallEvent) -> int:
-    """Return where a call ended."""
+    """Return the place of the end of a call."""
     return next(place for place, event in enumerate(events) if event.phase == _END and event.about is call)
 
 
 def _merged(events: list[_Event]) -> list[_Line]:
-    """Return one line for what several ranks did at the same time, each rank's own events in their order."""
+    """Return one line for several ranks at the same time, each rank's own events in their order."""
     lines: list[_Line] = []
     reached: dict[int, int] = {}
     places: dict[tuple[float, str, str], list[int]] = {}
     for event in sorted(events, key=lambda event: (event.order, event.rank)):
         key = event.time_s, event.text(), event.thread()
         same = places.setdefault(key, [])
-        # The first such line that comes after what this rank did before.
+        # The first such line that comes after the earlier events of this rank.
         found = bisect_right(same, reached.get(event.rank, -1))
         if found == len(same):
             same.append(len(lines))
@@ -166,7 +166,7 @@ def _shown(line: _Line, width: int) -> str:
 
 
 def _never_ended(trace: Recording) -> list[str]:
-    """Return what still runs at the end, alike calls together."""
+    """Return the unfinished calls at the end, alike calls together."""
     alike: dict[tuple[str, str, int], list[CallEvent]] = {}
     for call in trace.calls:
         if call.end_s is None:

@@ -19,7 +19,7 @@ READY, RUNNING, BLOCKED, OUTSIDE, ENDED, DEAD = "ready", "running", "blocked", "
 
 
 class Stopped(BaseException):
-    """The run is over: what a thread still did ends here."""
+    """The run is over: the remaining work of a thread ends here."""
 
 
 class Task:
@@ -42,11 +42,11 @@ class Task:
     ident
         The name that Python has for its thread.
     where
-        The line of the program for which it works; empty where its own stack tells.
+        The line of the program for which it works; empty if its own stack shows it.
     is_foreign
         Whether the program started the thread itself.
     test
-        What it waits for, if that is not of a group: a lock, say. It can run once this returns True.
+        The condition that it waits for, if that is not of a group: a lock, say. It can run once this returns True.
     waits_for
         The same in words.
     until
@@ -56,17 +56,17 @@ class Task:
     world
         The world that it belongs to now; None if the run of that is over. For threads of the program only.
     thread
-        What `threading` calls such a thread.
+        The name that `threading` gives such a thread.
     timeouts
         How many such waits have ended by a timeout.
     naps
         How often it has slept by `time.sleep`.
     heard
-        How much had happened when it last asked whether something has ended.
+        The number of events when it last polled for an end.
     asked, asked_in_vain
-        How often it has asked since then, and how often when nothing else could happen.
+        The number of polls since then, and the number when nothing else could happen.
     doing
-        The call that it is in, for whoever looks on; of no concern here.
+        The call that it is in, for observers; of no concern here.
     awaits
         The messages that it waits for, likewise: each a peer, and whether the message goes there.
     over
@@ -154,5 +154,5 @@ class Task:
             release(self._baton)
 
     def run(self) -> None:
-        """Do what it is for."""
+        """Run the function of the task."""
         self._context.run(self.action)

@@ -1,4 +1,4 @@
-"""What happened in a simulated run, with questions and assertions for tests.
+"""The events of a simulated run, with questions and assertions for tests.
 
 All times are virtual seconds. Nothing here decides anything: a scheduler fills a trace (`Recording`), and people and tests read it.
 """
@@ -26,14 +26,14 @@ class Trace(Recording):
     world_size
         The number of ranks.
     seed
-        What the run was made from; the same program and seed give the same trace.
+        The seed of the run; the same program and seed give the same trace.
     keep_messages
         Whether `messages` holds every message. Otherwise messages are only counted, which takes no memory.
 
     Attributes
     ----------
     calls, messages, marks
-        What happened, in the order in which it happened.
+        The events, in the order in which they happened.
     duration_s
         When the last rank was done.
     """
@@ -90,7 +90,7 @@ class Trace(Recording):
         """Return the calls of a rank step by step.
 
         A step begins with a mark of the program whose label is ``label``, or begins with it and a blank, as in ``"step 3"``. A call
-        belongs to the step in which it begins. What was called before the first such mark belongs to none.
+        belongs to the step in which it begins. Calls before the first such mark belong to none.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Trace(Recording):
         Raises
         ------
         AssertionError
-            It was called more often; the text says who, where, and from which lines.
+            It was called more often; the text says by which rank, at which place, and from which lines.
         UsageError
             There is no such rank or operation, or a rank has no mark with that label.
         """
@@ -142,7 +142,7 @@ class Trace(Recording):
         Raises
         ------
         AssertionError
-            It was called less often; the text says who, where, and what was called there instead.
+            It was called less often; the text says by which rank, at which place, and which calls were made there instead.
         UsageError
             There is no such rank or operation, or a rank has no mark with that label.
         """
@@ -172,7 +172,7 @@ class Trace(Recording):
             first = over[0]
             with_data = [call for call in self._calls_of[first] if call.nbytes]
             raise AssertionError(
-                f"rank {first} sent {many(self._bytes_sent[first], 'byte')} in {many(self._messages_sent[first], 'message')}, and at most "
+                f"rank {first} sent {many(self._bytes_sent[first], 'byte')} in {many(self._messages_sent[first], 'message')}, but at most "
                 f"{nbytes:,} is allowed; its calls with data:\n{_listed(with_data)}{_elsewhere(over)}"
             )
 
@@ -182,7 +182,7 @@ class Trace(Recording):
         Raises
         ------
         AssertionError
-            It was called; the text says by whom, and from which lines.
+            It was called; the text says by which ranks, and from which lines.
         UsageError
             There is no such operation.
         """
@@ -192,7 +192,7 @@ class Trace(Recording):
         if found:
             ranks = show_ranks(call.rank for call in found)
             raise AssertionError(
-                f"{ranks} called {operation}, {_times(len(found))} in all, and no such call is allowed:\n{_listed(found, ranks=True)}"
+                f"{ranks} called {operation}, {_times(len(found))} in all, but no such call is allowed:\n{_listed(found, ranks=True)}"
             )
 
     def assert_same_calls(self) -> None:
@@ -201,7 +201,7 @@ class Trace(Recording):
         Raises
         ------
         AssertionError
-            They did not; the text says the first that differs, and who called what.
+            They did not; the text shows the first call that differs, and the calls of the ranks.
         """
         __tracebackhide__ = True
         rows = [[call for call in calls if call.group == 0 and call.is_collective()] for calls in self._calls_of]
@@ -226,11 +226,11 @@ class Trace(Recording):
             longest = sorted(self.calls, key=lambda call: self.end_of(call) - call.start_s, reverse=True)[:_LISTED]
             lines = [f"  {self.end_of(call) - call.start_s:.6f} s from {_line(call, rank=True).lstrip()}" for call in longest]
             raise AssertionError(
-                f"the run took {self.duration_s!r} s, and at most {seconds!r} s is allowed; the longest calls:\n"
+                f"the run took {self.duration_s!r} s, but at most {seconds!r} s is allowed; the longest calls:\n"
                 + "\n".join(lines or ["  (no call)"])
             )
 
-    # What others show.
+    # The parts of other texts.
 
     def to_json(self) -> str:
         """Return the trace in the Chrome trace event format, which https://ui.perfetto.dev and chrome://tracing open.
@@ -245,17 +245,17 @@ class Trace(Recording):
         return to_perfetto(self, f"seed {self.seed}")
 
     def story(self, *, around: float | None = None, last: int = 20) -> str:
-        """Return what happened at the end, in lines for people.
+        """Return the end of the run, in lines.
 
-        What came before the last collective of the world that all ranks finished is summed up; what never ended is said last. The text
-        stays below some sixty lines however large the world is, and says what it leaves out.
+        The events before the last collective of the world that all ranks finished are summed up; unfinished calls are shown last. The text
+        stays below some sixty lines however large the world is, and says how much it leaves out.
 
         Parameters
         ----------
         around
-            A virtual time in seconds: tell what happened around it instead.
+            A virtual time in seconds: show the events around it instead.
         last
-            How many events of each rank are told, at most.
+            The most events of each rank to show.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class Trace(Recording):
     def _rank(self, rank: int) -> int:
         __tracebackhide__ = True
         if rank not in range(self.world_size):
-            raise UsageError(f"rank {rank!r} was given, and the ranks of this run are 0 to {self.world_size - 1}")
+            raise UsageError(f"rank {rank!r} was given, but the ranks of this run are 0 to {self.world_size - 1}")
         return rank
 
     def _ranks(self, rank: int | None) -> Sequence[int]:
@@ -278,14 +278,14 @@ class Trace(Recording):
         """Refuse a name that nothing has: an assertion about it would hold for the wrong reason."""
         __tracebackhide__ = True
         if not isinstance(operation, str):
-            raise UsageError(f"an operation is named by a text, such as 'all_reduce', and {operation!r} was given")
+            raise UsageError(f"the name of an operation must be a text, such as 'all_reduce', not {operation!r}")
         if operation.partition(" ")[0] in OPERATIONS:
             return
         names = OPERATIONS | {call.operation for call in self.calls}
         if operation not in names:
             close = difflib.get_close_matches(operation, sorted(names), 1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(names))}"
-            raise UsageError(f"no operation is called {operation!r}{hint}")
+            raise UsageError(f"there is no operation {operation!r}{hint}")
 
     def _steps(self, rank: int, label: str) -> list[tuple[MarkEvent, list[CallEvent]]]:
         calls = self._calls_of[self._rank(rank)]
@@ -294,7 +294,7 @@ class Trace(Recording):
         return [(each, calls[begin:end]) for each, (begin, end) in zip(marks, pairwise(bounds), strict=True)]
 
     def _parts(self, rank: int, per: str | None) -> list[tuple[str, list[CallEvent]]]:
-        """Return what is counted by itself: where it is, in words, and the calls."""
+        """Return the units of a count: the place, in words, and the calls."""
         __tracebackhide__ = True
         if per is None:
             return [("", self._calls_of[rank])]
@@ -332,13 +332,13 @@ class Trace(Recording):
             first, where, calls, number = wrong[0]
             elsewhere = _elsewhere([each for each, *_ in wrong], len(wrong) if per else 0)
             raise AssertionError(
-                f"rank {first} called {operation} {_times(number)}{where}, and {expected}; "
+                f"rank {first} called {operation} {_times(number)}{where}, but {expected}; "
                 f"{'all its calls there' if list_all else 'the calls'}:\n{_listed(calls)}{elsewhere}"
             )
 
 
 def _elsewhere(ranks: Sequence[int], steps: int = 0) -> str:
-    """Return a line that says where else it failed; empty where that is nowhere."""
+    """Return a line with the other places of the failure; empty if there are none."""
     if len(ranks) < 2:
         return ""
     return f"\nso it is on {show_ranks(ranks)}{f', in {steps:,} steps' if steps else ''}"

@@ -1,4 +1,4 @@
-"""What simulated ranks run on: the runtime through which core waits, with the network and the faults of one run."""
+"""The runtime of simulated ranks, through which core waits, with the network and the faults of one run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from manyhands_simulated.trace import CallEvent
 __all__ = ["SHARED", "SimulatedRuntime"]
 
 SHARED = "simulated"
-"""Where the ranks of a `ThreadWorld` find their runtime."""
+"""The key under which the ranks of a `ThreadWorld` find their runtime."""
 
 
 class SimulatedRuntime(State, Runtime):
@@ -98,7 +98,7 @@ class SimulatedRuntime(State, Runtime):
         self.trace.mark(self.scheduler.current().rank, self.scheduler.now, label)
 
     def place(self, *, for_good: bool) -> Place:
-        """Return where the calling task waits."""
+        """Return the place where the calling task waits."""
         return _Place(self.scheduler)
 
     def condition(self) -> Condition:
@@ -125,7 +125,7 @@ class SimulatedRuntime(State, Runtime):
         self.scheduler.poll()
 
     def enter(self, rank: int) -> None:
-        """As `belong`; where the program has threads of its own, the seed decides whether those make a call first."""
+        """As `belong`; if the program has threads of its own, the seed decides whether those make a call first."""
         self.belong(rank)
         if not self.scheduler.is_stopping:
             self.scheduler.hold_back()
@@ -135,7 +135,7 @@ class SimulatedRuntime(State, Runtime):
         if not self.scheduler.is_stopping:  # then the group is closed, and says so itself
             task = self.scheduler.current()
             self.scheduler.belong(task, rank)
-            if rank in self.killed:  # a thread of the program's own, which nobody knew to be this rank's
+            if rank in self.killed:  # a thread of the program's own, which was not known to be this rank's
                 task.state = DEAD
                 self.scheduler.end_if_killed()
 
@@ -172,7 +172,7 @@ class SimulatedRuntime(State, Runtime):
                 self.scheduler.block(timer=self.scheduler.now + lasting)
             elif operation == "compute":
                 self.scheduler.give_way()
-            else:  # whoever sleeps for no time mostly does so again and again, until something has happened
+            else:  # a task that sleeps for no time usually does so again and again, until an event comes
                 self.scheduler.poll()
 
     def _noted(self, task: Task, operation: str, what: str) -> _Noted:
@@ -182,8 +182,8 @@ class SimulatedRuntime(State, Runtime):
 
     def _forsaken(self, task: Task) -> BaseException:
         headline = (
-            f"{self.scheduler.whereabouts(task)}, and nothing has happened for minutes: it waits for something that is not of the simulated world. "
-            "If another program or a file is to bring it, put that into `with manyhands.outside():`"
+            f"{self.scheduler.whereabouts(task)}, and nothing has happened for minutes: it waits for an event outside of the simulated world. "
+            "If that comes from another program or a file, put the wait into `with manyhands.outside():`"
         )
         return manyhands.api.DeadlockError("\n".join([headline, *positions(self)]), rank=task.rank if task.rank >= 0 else None)
 
@@ -196,7 +196,7 @@ class SimulatedRuntime(State, Runtime):
                 return
         for task in self.scheduler.waiting():
             if task.state is BLOCKED:
-                words = [f"rank {task.rank} is {doing(self, task)}, and that wait can never end", *self._explained[1:]]
+                words = [f"rank {task.rank} is {doing(self, task)}, and this wait can never end", *self._explained[1:]]
                 if not task.waits_for:
                     words = ["this wait can never end"]
                 self.scheduler.throw(task, manyhands.api.DeadlockError("\n".join(words), rank=task.rank))
@@ -220,7 +220,7 @@ class _Noted:
 
 
 class _Place:
-    """Where a task waits once."""
+    """The place where a task waits once."""
 
     __slots__ = ("_scheduler", "_task", "_woken")
 
@@ -230,7 +230,7 @@ class _Place:
         self._woken = False
 
     def wait(self, timeout_s: float | None) -> bool:
-        self._task = self._scheduler.current()  # first: who comes from outside waits here
+        self._task = self._scheduler.current()  # first: a task that comes from outside waits here
         until = math.inf if timeout_s is None else self._scheduler.now + timeout_s
         try:
             while not self._woken and self._scheduler.block(until, ends_job=False):
@@ -262,7 +262,7 @@ class _Condition:
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         scheduler = self._scheduler
-        task = scheduler.current()  # first: who comes from outside waits here, and the predicate may be true by then
+        task = scheduler.current()  # first: a task that comes from outside waits here, and the predicate may be true by then
         until = math.inf if timeout is None else scheduler.now + timeout
         while not predicate():
             self._waiting.append(task)
@@ -319,7 +319,7 @@ class _Recorder(FlightRecorder):
         return record
 
     def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
-        """Say what this rank did at a place, and if it was not there, where it is, and whence others have what they are receiving."""
+        """Return where this rank was at a place; if it was not there, where it is, and where the messages that others receive come from."""
         entered, text = super().testify(channel, sequence)
         if entered:
             return True, text

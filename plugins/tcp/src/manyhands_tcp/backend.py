@@ -1,11 +1,11 @@
 """The tcp backend: one link per pair of ranks and channel, made when the two first talk.
 
-A link is one connection or several. The first carries everything but the later segments of long messages, one of which goes on each of the
-others. The two ranks cut a message alike, and messages never overtake each other: so what comes on each connection is known.
+A link is one connection or several. The first carries everything except the later segments of long messages; each of the
+others carries one such segment. The two ranks cut a message alike, and messages never overtake each other: so each end knows what comes on each.
 
-Who dials: always the lower rank, so that two ranks that need each other at once do not make two connections. When the
-higher one needs the link first and the lower has not dialled within a moment, it knocks: a short connection that asks the
-lower rank to dial. Who dials decides how many connections the link has, and says so in the hello of each.
+The lower rank always dials, so that two ranks that need each other at once do not make two connections. When the
+higher one needs the link first and the lower has not dialled within a moment, it knocks: a short connection that makes the
+lower rank dial. The dialling rank decides the number of connections of the link, and says so in the hello of each.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LINK, _KNOCK, _PROBE = 0, 1, 2
 _KNOCK_AFTER_S = 0.02
 _KNOCK_AGAIN_S = 1.0
 _STAGING_BYTES = 1 << 18
-"""What is reduced at once: it is still in the cache, while the kernel moves the next."""
+"""The bytes that are reduced at once: they are still in the cache, while the kernel moves the next."""
 
 _Link = tuple[socket.socket, ...]
 """The connections to a peer on a channel, the one that carries headers first."""
@@ -61,14 +61,14 @@ _Link = tuple[socket.socket, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """Where a rank listens."""
+    """The address of a rank's listener."""
 
     host: str
     port: int
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 1 << 16:
-            raise ValueError(f"there is no port {self.port}")
+            raise ValueError(f"{self.port} is not a port")
 
 
 class TcpBackend(Backend):
@@ -77,14 +77,14 @@ class TcpBackend(Backend):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it finds the others.
+        This rank, and its way to reach the others.
 
     Raises
     ------
     ConfigError
         The configured interface does not exist, or the host does not offer the configured congestion control.
     RendezvousError
-        This rank cannot listen where it was told to.
+        This rank cannot listen at the configured address.
     DeadlineError
         Another rank did not get ready in time.
     """
@@ -111,7 +111,7 @@ class TcpBackend(Backend):
         self._addresses: list[tuple[str, int]] = []
         self._early_knocks: list[tuple[int, int]] = []
         listening, port = bootstrap.listen(host, self._accept)
-        # Whoever listens everywhere is dialled where the others meet it: its own word for "everywhere" leads each to itself.
+        # A rank that listens at all addresses is dialled at its address for the meeting: its own name for "all addresses" leads each to itself.
         reachable = bootstrap.host if listening in ("0.0.0.0", "::") else listening  # noqa: S104 - compared, not bound
         self._streams: dict[str, int] = {}
         try:
@@ -132,7 +132,7 @@ class TcpBackend(Backend):
         return TcpTransport(self, channel)
 
     def abort(self) -> None:
-        """Shut every connection down, which wakes whoever waits for one."""
+        """Shut every connection down, which wakes the threads that wait for one."""
         self._end("the job was aborted")
         for sock in itertools.chain.from_iterable(list(self._links.values())):
             with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ class TcpBackend(Backend):
             self._changed.notify_all()
 
     def seals(self, sock: socket.socket) -> tuple[Seal, Seal] | None:
-        """Return what seals the messages of a connection, if they bear seals."""
+        """Return the seals of the messages of a connection, if they have seals."""
         return self._bootstrap.seals(sock)
 
     def mailbox(self, sock: socket.socket, peer: int) -> Mailbox:
@@ -250,7 +250,7 @@ class TcpBackend(Backend):
         return self._streams[host]
 
     def _connections(self, channel: int, peer: int, count: int, deadline: Deadline) -> _Link:
-        """Dial the connections of a link, all at once: each takes a few round trips, and these are long where there are several."""
+        """Dial the connections of a link, all at once: each takes a few round trips, and these are long if there are several connections."""
         attempt = next(self._attempts)
         hellos = [self._hello(_LINK, channel, index, count, attempt) for index in range(count)]
         address = self._addresses[peer]
@@ -258,7 +258,7 @@ class TcpBackend(Backend):
             return (self._bootstrap.dial(peer, address, hellos[0], deadline),)
         from concurrent.futures import ThreadPoolExecutor
 
-        # Not in the futures: where a thread is refused to the pool, what was submitted is dialled by another one, and its future is lost.
+        # Not in the futures: if the pool cannot start a thread, another one dials what was submitted, and its future is lost.
         dialled: dict[int, socket.socket] = {}
         is_wanted = True
 
@@ -277,11 +277,11 @@ class TcpBackend(Backend):
                 future.result()
             return tuple(dialled[index] for index in range(count))
         except BaseException as error:
-            with self._changed:  # where this was interrupted, some are still on their way
+            with self._changed:  # if this was interrupted, some are still on their way
                 is_wanted = False
                 _close_all(dialled.values())
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                hint = f"{error.strerror}; two ranks share {count} connections here: backends.tcp.streams = 1 takes the fewest"
+                hint = f"{error.strerror}; two ranks share {count} connections here; backends.tcp.streams = 1 needs the fewest"
                 raise OSError(error.errno, hint) from error
             raise
 
@@ -297,7 +297,7 @@ class TcpBackend(Backend):
         if is_known and purpose == _LINK and index < count <= MOST_STREAMS:
             self._gather((channel, peer, attempt, count), index, sock)
             return
-        sock.close()  # of what no rank says, too; who waits for that connection is told that it broke
+        sock.close()  # even if the hello is invalid; the wait for that connection learns that it broke
         if not is_known or purpose != _KNOCK:
             return
         with self._changed:
@@ -335,7 +335,7 @@ class TcpBackend(Backend):
         try:
             for sock in link:
                 self._tune(sock)
-        except OSError:  # it broke already; whoever needs it finds none, and the control connection tells why
+        except OSError:  # it broke already; the next use finds none, and the control connection gives the reason
             _close_all(link)
             return
         with self._changed:
@@ -387,7 +387,7 @@ class TcpTransport(Transport):
         self._backend.close_channel(self._channel)
 
     def mailbox(self, peer: int) -> Mailbox | None:
-        """Return a mailbox that shares the first connection; none where messages bear seals, or are encrypted: C cannot do that."""
+        """Return a mailbox that shares the first connection; None if messages have seals, or are encrypted: C cannot do that."""
         sock = self._links[peer][0]
         return None if sock in self._seals or type(sock).send is not socket.socket.send else self._backend.mailbox(sock, peer)
 
@@ -478,7 +478,7 @@ def _close_all(socks: Iterable[socket.socket]) -> None:
 
 
 def _block(transfers: Sequence[Moving | Striped], deadline: Deadline) -> None:
-    """Sleep in the kernel until a transfer can go on."""
+    """Sleep in the kernel until a transfer can continue."""
     remaining = deadline.remaining()
     if not remaining:
         raise TimeoutError("the deadline passed")

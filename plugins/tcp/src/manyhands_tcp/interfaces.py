@@ -15,7 +15,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def address_of(interface: str) -> str:
-    """Return the IPv4 address of ``interface``, its IPv6 address where it has none.
+    """Return the IPv4 address of ``interface``, its IPv6 address if it has no other.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def address_of(interface: str) -> str:
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         raise ConfigError(
-            f"backends.tcp.interface is {interface!r}, and this host has no such interface: it has {', '.join(names)}",
+            f"backends.tcp.interface is {interface!r}, but this host has no such interface: it has {', '.join(names)}",
             key="backends.tcp.interface",
             value=interface,
         )

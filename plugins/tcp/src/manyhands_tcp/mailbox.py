@@ -22,13 +22,13 @@ SLOT_BYTES: int = 1 << 18
 
 
 yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""Let whoever else waits for the processor run; costs less than a microsecond where there is nobody."""
+"""Let another process that waits for the processor run; costs less than a microsecond if there is none."""
 
 _now = time.monotonic
 
 
 def aligned(nbytes: int) -> memoryview:
-    """Return memory that begins where a line of the cache does, which makes it faster to add."""
+    """Return memory that is aligned to a cache line, which makes it faster to add."""
     memory = bytearray(nbytes + 64)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % 64
     return memoryview(memory)[start : start + nbytes]
@@ -40,7 +40,7 @@ class Patience(NamedTuple):
     Attributes
     ----------
     eager_tries
-        Tries before the processor is offered to others between two of them: many where every rank has a processor of its own.
+        Tries before the processor is offered to others between two of them: many if every rank has a processor of its own.
     spin_s
         Seconds from then on before it sleeps.
     """
@@ -56,7 +56,7 @@ class Patience(NamedTuple):
 
 
 class Box(Mailbox):
-    """A mailbox that can be told that its connection is closed."""
+    """A mailbox that can learn that its connection is closed."""
 
     __slots__ = ()
 
@@ -116,7 +116,7 @@ class TcpMailbox(Box):
         """Do nothing: the connection knows that it is closed."""
 
     def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Send; what the kernel does not take at once goes on as a transfer."""
+        """Send; the part that the kernel does not take at once continues as a transfer."""
         message = self._lengths.get(nbytes)
         if message is None:
             if len(self._lengths) >= _MOST_LENGTHS:
@@ -134,7 +134,7 @@ class TcpMailbox(Box):
         return Sending(self._sock, self.peer, bytes(header), self.outgoing[0][:nbytes], sent)
 
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Try again and again for a moment; what is missing then goes on as a transfer."""
+        """Try again and again for a moment; the missing part then continues as a transfer."""
         total = HEADER_BYTES + nbytes
         recv_into, into = self._recv_into, self._incoming
         received, tries, until = 0, self._patience.eager_tries, 0.0
@@ -191,20 +191,20 @@ def compiled_mailbox(module: Any) -> Callable[[socket.socket, int, Patience], Bo
             self.next_out = self.next_in = 0
 
         def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-            """Send; what the kernel does not take at once goes on as a transfer."""
+            """Send; the part that the kernel does not take at once continues as a transfer."""
             try:
                 return None if self.post_short(header, nbytes) else self.unsent()
             except OSError as error:
                 raise LinkLost(self.peer, error.strerror or str(error)) from error
 
         def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-            """Try again and again for a moment; what is missing then goes on as a transfer."""
+            """Try again and again for a moment; the missing part then continues as a transfer."""
             if self.fetch_short(header, nbytes):
                 return None
             got, self._got = self._got, 0
             begun = self._incoming_header[: min(got, HEADER_BYTES)].tobytes()
             transfer = Receiving(self._sock, self.peer, bytes(header), self.incoming[0][:nbytes], got, begun)
-            transfer.advance()  # which says what is wrong with the connection, where something is
+            transfer.advance()  # which raises the connection's error, if there is one
             return None if transfer.done else transfer
 
         def close(self) -> None:
@@ -212,7 +212,7 @@ def compiled_mailbox(module: Any) -> Callable[[socket.socket, int, Patience], Bo
             self._fd = -1
 
         def unsent(self) -> Transfer | None:
-            """Return what is left of a message that was posted."""
+            """Return the rest of a message that was posted."""
             sent, total = self._sent, self._sending
             if sent == total:
                 return None

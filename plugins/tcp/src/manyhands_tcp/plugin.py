@@ -11,11 +11,11 @@ from manyhands.api import BackendConfig, BackendSpec, hookimpl
 __all__ = ["MOST_STREAMS", "TcpConfig", "manyhands_register_backends"]
 
 MOST_STREAMS: Final = 16
-"""What `TcpConfig.streams` may be at most: beyond it, connections take descriptors and add little."""
+"""The largest number for `TcpConfig.streams`: more connections take descriptors and add little."""
 
 
 def _streams(value: object) -> object:
-    """Return what was given; raise ValueError where it is no number of streams."""
+    """Return the given value; raise ValueError if it is not a number of streams."""
     text = str(value)
     if text != "auto" and not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_STREAMS):
         raise ValueError(f'it should be "auto" or a number from 1 to {MOST_STREAMS}')
@@ -26,7 +26,7 @@ class TcpConfig(BackendConfig):
     """The table ``[backends.tcp]``."""
 
     interface: str | None = Field(default=None, description='Listen at the address of this network interface, such as "eth0".')
-    host: str | None = Field(default=None, description="Listen at this address of the host; it wins over interface.")
+    host: str | None = Field(default=None, description="Listen at this address of the host; it overrides interface.")
     buffer_bytes: int = Field(
         default=1 << 20,
         ge=1 << 16,
@@ -37,7 +37,7 @@ class TcpConfig(BackendConfig):
         default=200,
         ge=0,
         le=1000,
-        description="How many microseconds to wait actively before the process sleeps; 0 to sleep at once.",
+        description="The microseconds of active waiting before the process sleeps; 0 to sleep at once.",
     )
     congestion_control: str = Field(
         default="auto",
@@ -45,8 +45,8 @@ class TcpConfig(BackendConfig):
     )
     streams: Annotated[int | Literal["auto"], BeforeValidator(_streams)] = Field(
         default="auto",
-        description=f'How many connections, 1 to {MOST_STREAMS}, carry a long message between two ranks: "auto" is 1 where the round '
-        "trip is short, and several where it is long. The lower of the two ranks decides.",
+        description=f'The number of connections, 1 to {MOST_STREAMS}, for a long message between two ranks: "auto" is 1 if the round '
+        "trip is short, and several if it is long. The lower of the two ranks decides.",
     )
 
 

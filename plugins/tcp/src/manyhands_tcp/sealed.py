@@ -1,7 +1,7 @@
 """Messages that bear seals: on the wire a header, its seal, the payload, and its seal. An empty payload has none.
 
-The header has a seal of its own, since it says how long the message is: where it was changed on its way, the ranks are not blamed for different
-calls. What is reduced as it comes is handed over before all of it has been checked; the transfer is not done before.
+The header has a seal of its own, because it gives the length of the message: if it was changed on its way, the ranks are not blamed for different
+calls. A message that is reduced as it comes is passed on before all of it has been checked; the transfer is not done before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from manyhands_tcp.transfers import CLOSED, Moving, broken
 __all__ = ["SealedReceiving", "SealedSending"]
 
 _PIECE_BYTES = 1 << 18
-"""What is hashed at once: it is still in the cache when the kernel takes it."""
+"""The bytes that are hashed at once: they are still in the cache when the kernel takes them."""
 
 
 class SealedSending(Moving):
@@ -31,7 +31,7 @@ class SealedSending(Moving):
     seal
         That of this connection and direction.
     header
-        The header; empty where it goes on another connection.
+        The header; empty if it goes on another connection.
     """
 
     __slots__ = ("_left", "_now", "_sent")
@@ -96,13 +96,13 @@ class SealedReceiving(Moving):
     seal
         That of this connection and direction.
     rank
-        Who receives, for errors.
+        The receiving rank, for errors.
     header
-        The header that must come; empty where it comes on another connection.
+        The expected header; empty if it comes on another connection.
     memory
-        Where the payload goes, or where a part of it lies until it is handed over.
+        The memory for the payload, or for a part of it until it is passed on.
     nbytes, sink
-        The length of a payload that is handed over, and what takes it.
+        The length of a payload that is passed on, and its receiver.
     """
 
     __slots__ = ("_body", "_filled", "_got", "_left", "_past", "_rank", "_seal", "_sink", "_tail", "_tailed", "_top")
@@ -127,7 +127,7 @@ class SealedReceiving(Moving):
         self._seal = seal
         self._rank = rank
         self._sink = sink
-        self._left = nbytes  # of the payload, with what is in memory and not handed over
+        self._left = nbytes  # of the payload, including the part in memory that is not passed on yet
         self._filled = 0
         self._top = bytearray(HEADER_BYTES + Seal.BYTES if header else 0)
         self._tail = bytearray(Seal.BYTES if nbytes else 0)
@@ -191,5 +191,5 @@ class SealedReceiving(Moving):
     def _damaged(self) -> Damaged:
         return Damaged(
             self.peer,
-            f"what came is not what rank {self.peer} sent to rank {self._rank}: the connection was tampered with, or the network has a fault",
+            f"the received message is not the one that rank {self.peer} sent to rank {self._rank}: the connection was tampered with, or the network has a fault",
         )

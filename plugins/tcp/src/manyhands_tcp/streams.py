@@ -1,4 +1,4 @@
-"""How many connections two ranks share, and what of a long message goes on each."""
+"""The number of connections of two ranks, and the part of a long message on each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SEGMENT_BYTES: int = 1 << 18
 mailbox is never cut, since it may leave by the mailbox and arrive without it."""
 _LINE_BYTES = 64
 _BYTES_PER_S = 25e9 / 8
-"""What a link may carry: the card of an ordinary server. One connection carries at most its window each round trip."""
+"""The largest rate of a link: the card of an ordinary server. One connection carries at most its window each round trip."""
 _MOST = 8
-"""More are seldom faster, but take descriptors and memory of the kernel for each pair of ranks; who knows better asks for them by number."""
+"""More are seldom faster, but take descriptors and memory of the kernel for each pair of ranks; a user can set the number."""
 _MIN_RTT = struct.Struct("=148xI")
-"""Where ``struct tcp_info`` of Linux has ``tcpi_min_rtt``, in microseconds. The smoothed time will not do: the answer of a busy program is in it."""
+"""The offset of ``tcpi_min_rtt`` in ``struct tcp_info`` of Linux, in microseconds. The smoothed time includes the answer of a busy program."""
 
 
 def segments(nbytes: int, streams: int) -> list[tuple[int, int]]:
-    """Return where each part of a message begins and ends: alike at both ends, which know nothing else of each other.
+    """Return the beginning and the end of each part of a message: the same at both ends, which know nothing else of each other.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def enough_streams(sock: socket.socket, peers: int) -> int:
 
     With windows of 1 MiB, that is 1 up to a round trip of 0.33 ms, as between the servers of a room; 3 at 1 ms; 8 from 2.4 ms on. A host
     that allows only small buffers gets more connections, as far as its descriptors go: a quarter of them for a group whose ranks all
-    talk to each other.
+    exchange messages.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def enough_streams(sock: socket.socket, peers: int) -> int:
     import resource
 
     round_trip_s: float = _MIN_RTT.unpack(info)[0] * 1e-6
-    # Linux doubles what is asked for, since it counts what it needs itself.
+    # Linux doubles the requested size, because it includes its own needs.
     window = min(sock.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_SNDBUF, socket.SO_RCVBUF)) // 2
     wanted = int(-(-round_trip_s * _BYTES_PER_S // window))
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,7 +1,7 @@
 """Messages on sockets: each moves as far as the kernel lets it, and never further than its own end.
 
 Array memory goes to the socket and comes from it directly. A header and the beginning of its payload share one system
-call in either direction, which is what makes small messages fast. A long message may be cut into segments, one for each of
+call in either direction, which makes small messages fast. A long message may be cut into segments, one for each of
 several connections: each then moves as a message whose header has moved already.
 """
 
@@ -18,7 +18,7 @@ from manyhands.api import HEADER_BYTES, Damaged, HeaderMismatch, LinkLost, Sink,
 
 __all__ = ["CLOSED", "Consuming", "Moving", "Receiving", "Sending", "Striped", "broken"]
 
-CLOSED: str = "it closed the connection"
+CLOSED: str = "the other end closed the connection"
 
 _SEND_BYTES = 1 << 19
 _LONG_SEND_BYTES = 1 << 18
@@ -27,10 +27,10 @@ _LONG_BYTES = 1 << 22
 
 
 def broken(peer: int, error: OSError) -> LinkLost | Damaged:
-    """Return what it means that a call of a connection failed."""
+    """Return the meaning of a failed call of a connection."""
     reason = error.strerror or str(error)
     if error.errno == errno.EBADMSG:
-        return Damaged(peer, f"on the connection to rank {peer} {reason}")
+        return Damaged(peer, f"on the connection to rank {peer}: {reason}")
     return LinkLost(peer, reason)
 
 
@@ -54,7 +54,7 @@ class Moving(Transfer, ABC):
     __slots__ = ("_header", "_payload", "_sock", "_total", "peer")
 
     event: ClassVar[int]
-    """What the message waits for, as `select.poll` has it."""
+    """The event that the message waits for, in the form of `select.poll`."""
 
     def __init__(self, sock: socket.socket, peer: int, header: bytes, payload: memoryview, moved: int = 0) -> None:
         self._sock = sock
@@ -72,19 +72,19 @@ class Moving(Transfer, ABC):
 
     @property
     def pending(self) -> Sequence[Moving]:
-        """What waits for the kernel: this message."""
+        """The message that waits for the kernel: this one."""
         return (self,)
 
     @abstractmethod
     def advance(self) -> bool:
-        """Move as much as the kernel lets it now; tell whether anything moved.
+        """Move as much as the kernel takes now; return whether anything moved.
 
         Raises
         ------
         LinkLost
             The connection broke.
         Damaged
-            What came by TLS is not what was sent.
+            The bytes from TLS are not the ones that were sent.
         HeaderMismatch
             Another header came.
         """
@@ -126,7 +126,7 @@ class Sending(Moving):
 class Receiving(Moving):
     """A message on its way in, into memory that is exactly as long as its payload.
 
-    ``begun`` holds what has come of the header; raises `HeaderMismatch` where that is all of it, and another one.
+    ``begun`` holds the part of the header that has come; raises `HeaderMismatch` if that is all of it, and a different one.
     """
 
     __slots__ = ("_came",)
@@ -179,9 +179,9 @@ class Consuming(Receiving):
     nbytes
         The length of the payload.
     staging
-        Where parts lie until they are handed over; a multiple of 64 bytes.
+        The memory for parts until they are passed on; a multiple of 64 bytes.
     sink
-        What takes them.
+        The function that takes them.
     moved, begun
         As for `Receiving`: all of the header or nothing.
     """
@@ -266,7 +266,7 @@ class Striped(Transfer):
         return [segment for segment in self._segments if not segment.done]
 
     def advance(self) -> bool:
-        """Move as much as the kernel lets it now, on all connections; tell whether anything moved.
+        """Move as much as the kernel takes now, on all connections; return whether anything moved.
 
         Raises
         ------

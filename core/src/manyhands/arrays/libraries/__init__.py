@@ -1,6 +1,6 @@
-"""The libraries of arrays that a call may be given: which one an array belongs to.
+"""Find the library of an array that a call is given.
 
-None is ever imported: an array's library is in ``sys.modules`` already.
+No library is imported here: the library of an array is already in ``sys.modules``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _known: dict[type, Library | None] = dict.fromkeys((np.ndarray, bool, int, float
 
 
 def library_of(value: Any) -> Library | None:
-    """Return the library that an array belongs to; None for those of NumPy, and for all else that NumPy reads by itself."""
+    """Return the library of an array; None for NumPy's arrays, and for anything else that NumPy reads by itself."""
     try:
         return _known[type(value)]
     except KeyError:
@@ -40,18 +40,18 @@ def library_of(value: Any) -> Library | None:
 
 
 def device_number(library: Library) -> int:
-    """Return the number, from 1, by which other ranks know a library whose arrays are to be on devices."""
+    """Return the number, from 1, that identifies a library to other ranks when arrays on devices are made."""
     return _ON_DEVICES.index(library) + 1 if library in _ON_DEVICES else 1
 
 
 def device_library(number: int) -> Library:
-    """Return the library of a number; CuPy where this process has not imported that."""
+    """Return the library of a number; CuPy if this process has not imported that library."""
     library = _ON_DEVICES[number - 1]
     return library if library.name.lower() in sys.modules else _ON_DEVICES[0]
 
 
 def present() -> list[Library]:
-    """Return the libraries of arrays on devices that this process has imported, and uses devices by."""
+    """Return the libraries of arrays on devices that this process has imported and may use."""
     return [library for library in _ON_DEVICES if library.name.lower() in sys.modules and library.uses_devices()]
 
 
@@ -68,5 +68,5 @@ def _find(value: Any) -> Library | None:
     if any(hasattr(kind, name) for name in _PROTOCOLS):
         _known[kind] = _STANDARD
         return _STANDARD
-    # What one object has, the next of its type may lack.
+    # An attribute of one object may be missing from the next of the same type.
     return _STANDARD if any(hasattr(value, name) for name in _PROTOCOLS) else None

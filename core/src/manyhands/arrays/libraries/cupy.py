@@ -21,18 +21,18 @@ _HERE: AbstractContextManager[None] = nullcontext()
 
 
 class CuPyLibrary(Library):
-    """CuPy. The current stream is the one of CuPy: a thread has one for each device."""
+    """CuPy. The current stream is CuPy's own: each thread has one for each device."""
 
     name = "CuPy"
     is_stream_ordered = True
     streams = "CuPy"
 
     def read(self, value: Any) -> Array | DeviceArray:
-        """Return where the array is. CuPy's own calls are queued on the current stream, so that there is nothing to wait for."""
+        """Return the memory of the array. CuPy queues its own calls on the current stream, so there is nothing to wait for."""
         check_dtype(value.dtype)
         if value.dtype.names is not None:
             raise DTypeError(
-                f"a structured array on a GPU, such as this one of {value.dtype}, cannot travel: copy it to the host, with x.get()"
+                f"a structured array on a GPU, such as this one of {value.dtype}, cannot travel: copy it to the host with x.get()"
             )
         data = value.data
         return DeviceArray(
@@ -40,7 +40,7 @@ class CuPyLibrary(Library):
         )
 
     def write(self, value: Any) -> Array | DeviceArray:
-        """Return where the array is; its elements must not share memory."""
+        """Return the memory of the array; its elements must not share memory."""
         if not value.flags.c_contiguous:
             refuse_overlap(value.shape, value.strides, value.itemsize)
         return self.read(value)
@@ -73,12 +73,12 @@ class CuPyLibrary(Library):
             return 0
         try:
             is_contiguous = value._c_contiguous
-        except AttributeError:  # what CuPy's arrays have is quicker than their `flags`, and promised by nobody
+        except AttributeError:  # this attribute is quicker than `flags`, but CuPy does not promise it
             is_contiguous = value.flags.c_contiguous
         return data.ptr if is_contiguous else 0
 
     def give_device(self, result: DeviceArray, like: Any) -> Any:
-        """Return the array that holds the memory."""
+        """Return the array that owns the memory."""
         owner = result.owner
         return owner if owner.shape == result.shape else owner.reshape(result.shape)
 
@@ -88,13 +88,13 @@ class CuPyLibrary(Library):
         return stream.ptr, stream
 
     def synchronize(self, device: int) -> None:
-        """Wait for the current stream. The handle 0 means the default stream of the current device, whatever the stream object is of."""
+        """Wait for the current stream. The handle 0 means the default stream of the current device, whatever device the stream object has."""
         with on_device(device):
             super().synchronize(device)
 
     @contextmanager
     def using(self, keep: Any, device: int) -> Iterator[None]:
-        """Return a block of CuPy's for the stream, which wants the device to be the current one."""
+        """Return CuPy's context manager for the stream, which needs the device to be the current one."""
         with on_device(device), keep:
             yield
 
@@ -135,13 +135,13 @@ class CuPyLibrary(Library):
             return _event(sys.modules["cupy"].cuda.get_current_stream(device))
 
     def lane(self, device: int) -> Lane:
-        """Return a lane on a non-blocking stream: it waits for the legacy default stream where it is told to alone."""
+        """Return a lane on a non-blocking stream: it waits for the legacy default stream only on request."""
         return _Lane(self, device)
 
     def pinned(self, nbytes: int, device: int) -> Array:
-        """Return memory of CuPy's pinned pool, which gets it back when nobody has the array any more.
+        """Return memory of CuPy's pinned pool, which takes it back when the array is no longer referenced.
 
-        It belongs to the context of the current device, which is made where there is none.
+        It belongs to the context of the current device, which is made if there is none.
         """
         with on_device(device):
             return np.frombuffer(sys.modules["cupy"].cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
@@ -218,11 +218,11 @@ def _elsewhere(device: int) -> Iterator[None]:
     cuda = sys.modules["cupy"].cuda
     try:
         context = cuda.driver.ctxGetCurrent()
-    except cuda.driver.CUDADriverError:  # nobody has used the driver yet
+    except cuda.driver.CUDADriverError:  # the driver has not been used yet
         context = 0
     cuda.runtime.setDevice(device)
     try:
         yield
     finally:
-        with suppress(cuda.driver.CUDADriverError):  # of a device that has failed, which is told elsewhere
+        with suppress(cuda.driver.CUDADriverError):  # a device has failed; another place reports it
             cuda.driver.ctxSetCurrent(context)

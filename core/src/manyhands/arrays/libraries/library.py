@@ -1,4 +1,4 @@
-"""What a call must know of a library of arrays: where an array's memory is, and how to make a result of the same kind."""
+"""The interface to a library of arrays: it finds an array's memory, and makes results of the same kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class DeviceArray:
-    """The memory of an array on a CUDA device, as the array's library tells it.
+    """The memory of an array on a CUDA device, as the array's library reports it.
 
     Attributes
     ----------
@@ -79,14 +79,14 @@ class DeviceArray:
 
 
 class Lane(ABC):
-    """A stream of a library's on one device, beside all others: copies between the device and pinned memory run on it, one after the other.
+    """A library's separate stream on one device: copies between the device and pinned memory run on it, one after the other.
 
     Nothing here waits on the host. The memory must be kept until a mark behind the last copy is done.
     """
 
     @abstractmethod
     def after(self, point: Any) -> None:
-        """Let what is queued from now on wait for what `Library.point` returned."""
+        """Make work that is queued from now on wait for the event that `Library.point` returned."""
 
     @abstractmethod
     def fetch(self, host: Array, source: DeviceArray, start: int) -> None:
@@ -102,21 +102,21 @@ class Lane(ABC):
 
     @abstractmethod
     def mark(self) -> Callable[[], bool]:
-        """Return what tells whether all that has been queued by now is done. It never blocks, and raises where the device has failed."""
+        """Return a function that says whether all work queued so far is done. It never blocks, and raises if the device has failed."""
 
 
 class Library(ABC):
-    """A library of arrays. None is ever imported here: whoever has an array has imported its library.
+    """A library of arrays. None is imported here: a program that has an array has imported its library.
 
     Attributes
     ----------
     name
-        What people call it.
+        Its name in messages.
     is_stream_ordered
-        Whether memory of an array that is no longer needed is used again behind what its current stream has queued. Otherwise an array must be
-        kept until the device is done with it.
+        Whether freed memory of an array is reused only after the work queued on its current stream. If not, an array must be kept
+        until the device is done with it.
     streams
-        The library whose current streams are meant.
+        The library whose current streams are used.
     """
 
     name: str
@@ -125,23 +125,23 @@ class Library(ABC):
 
     @abstractmethod
     def read(self, value: Any) -> Array | DeviceArray:
-        """Return the memory of an array, without a copy: a NumPy view, maybe read-only, where it is the host's.
+        """Return the memory of an array, without a copy: a NumPy view, perhaps read-only, if it is host memory.
 
-        Where another stream than the current one still writes to it, the current stream is made to wait.
+        If another stream than the current one still writes to it, the current stream is made to wait.
 
         Raises
         ------
         DTypeError
             Its dtype cannot travel.
         LayoutError
-            It is no plain array of numbers in one piece of memory: sparse, quantized, on a device that is none of CUDA's, or lazy.
+            It is not a plain array of numbers in one piece of memory: it is sparse, quantized, lazy, or on a device other than CUDA's.
         UsageError
-            It is a tensor that requires a gradient, where gradients are recorded.
+            It is a tensor that requires a gradient while gradients are recorded.
         """
 
     @abstractmethod
     def write(self, value: Any) -> Array | DeviceArray:
-        """Return the memory of an array that a result is to be written to, as `read`.
+        """Return the memory of an array for a result, as `read`.
 
         Raises
         ------
@@ -151,7 +151,7 @@ class Library(ABC):
 
     @abstractmethod
     def give(self, result: Array, like: Any) -> Any:
-        """Return a result in host memory as an array of this library, without a copy where the library allows that.
+        """Return a result in host memory as an array of this library, without a copy if the library allows that.
 
         ``like`` is the array that was given to the call.
         """
@@ -163,18 +163,18 @@ class Library(ABC):
         raise NotImplementedError
 
     def uses_devices(self) -> bool:
-        """Tell whether the library, which has been imported, may have arrays on devices by now."""
+        """Return whether the library, once imported, may have arrays on devices."""
         return True
 
     def address(self, value: Any, device: int) -> int:
-        """Return the address of an array that is C-contiguous and on a device, quickly; 0 where it is not, or that takes a longer look."""
+        """Return the address of a C-contiguous array on a device, quickly; 0 if it is neither, or if only a slower look can tell."""
         return 0
 
     def wrote(self, value: Any) -> None:  # noqa: B027 - most libraries do not keep count
-        """Take note that a result was written to an array that `address` told the address of."""
+        """Note that a result was written to an array whose address `address` returned."""
 
     def fresh(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> tuple[int, Any]:
-        """Return the address of new memory as by `empty`, and the array that is to be given back; for libraries with `address`."""
+        """Return the address of new memory as by `empty`, and the array to return; for libraries with `address`."""
         array = self.empty(shape, dtype, device)
         return array.pointer, array.owner
 
@@ -195,11 +195,11 @@ class Library(ABC):
         raise NotImplementedError
 
     def synchronize(self, device: int) -> None:
-        """Wait on the host until the current stream of a device has done all that it was given."""
+        """Block the host until the current stream of a device has done all its queued work."""
         self.stream(device)[1].synchronize()
 
     def contiguous(self, array: DeviceArray) -> DeviceArray:
-        """Return a C-contiguous copy, made on the current stream; the array itself where it is contiguous."""
+        """Return a C-contiguous copy, made on the current stream; the array itself if it is contiguous."""
         raise NotImplementedError
 
     def copy(self, target: DeviceArray, source: DeviceArray) -> None:
@@ -210,7 +210,7 @@ class Library(ABC):
         raise NotImplementedError
 
     def to_host(self, array: DeviceArray) -> Array:
-        """Return a copy in the host's memory, pinned where the library can, once all that is queued on the current stream is done."""
+        """Return a copy in host memory, pinned if the library can, once all work queued on the current stream is done."""
         raise NotImplementedError
 
     def to_device(self, result: Array, device: int) -> DeviceArray:

@@ -1,4 +1,4 @@
-"""What the libraries share: how memory is refused, and where elements lie."""
+"""Errors and checks that the libraries share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS_OUT = (
     'choose a backend that serves GPUs (backend = "nccl", or "hybrid"; `manyhands doctor` lists them), or set '
     'gpu_fallback = "host" in the config, which copies through the host, as cupy.asnumpy(x) or x.cpu() do'
 )
-"""What a program can do about an array on a GPU that its backend cannot move."""
+"""Advice for an array on a GPU that the backend cannot move."""
 
 
 def low_precision_dtype(name: str) -> np.dtype[np.void]:
@@ -27,7 +27,7 @@ def low_precision_dtype(name: str) -> np.dtype[np.void]:
     Raises
     ------
     DTypeError
-        There is none, or ml_dtypes is not installed.
+        There is no such dtype, or ml_dtypes is not installed.
     """
     try:
         import ml_dtypes
@@ -44,14 +44,14 @@ def low_precision_dtype(name: str) -> np.dtype[np.void]:
 
 
 def no_memory(shape: Sequence[int], dtype: np.dtype[Any], device: int, error: Exception) -> OutOfMemoryError:
-    """Return what is to be raised where a device has no memory, as its library says by ``error``."""
+    """Return the exception to raise if a device has no memory left; ``error`` is the library's own."""
     return OutOfMemoryError(
         f"device {device} has no memory for an array of {math.prod(shape) * dtype.itemsize:,} bytes, {dtype}{list(shape)}: {safe_str(error)}"
     )
 
 
 def refuse_overlap(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
-    """Refuse memory for a result where two elements may be the same; ``strides`` are bytes.
+    """Raise an error if two elements of a result may share memory; ``strides`` are bytes.
 
     Raises
     ------
@@ -62,6 +62,6 @@ def refuse_overlap(shape: Sequence[int], strides: Sequence[int], itemsize: int) 
     for stride, count in sorted((abs(stride), count) for stride, count in zip(strides, shape, strict=True)):
         if count > 1 and stride < extent:
             raise LayoutError(
-                "elements of out= share memory with each other (a broadcast or sliding view): give an array of its own"
+                "elements of out= share memory with each other (a broadcast or sliding view): give an array with memory for each element"
             )
         extent += stride * (count - 1)

@@ -1,14 +1,14 @@
 """Arrays of JAX, and of every library that speaks DLPack or the CUDA array interface.
 
-Which rules for streams are kept where:
+The rules for streams, and the functions that follow them:
 
 - Reading by DLPack, `_from_device`: the consumer gives its stream to ``__dlpack__(stream=)``, and the producer makes that one wait. CuPy
-  gives its current stream on the array's device, as 1 where that is the legacy default stream, for 0 is not allowed.
-- Reading by the CUDA array interface, version 3, `_from_interface`: whoever reads waits for the stream that the entry ``stream`` names; 1
-  is the legacy default stream, 2 that of the thread, None says that there is nothing to wait for, and 0 is not allowed. CuPy would let
-  the host wait; here the current stream does.
-- Giving by DLPack, `give_device`: the other library is the consumer, and CuPy the producer, which makes the stream that it is given wait
-  for CuPy's current one. CuPy takes that of the current device, which must be the array's then.
+  gives its current stream on the array's device, as 1 for the legacy default stream, because 0 is not allowed.
+- Reading by the CUDA array interface, version 3, `_from_interface`: the reader waits for the stream in the entry ``stream``. 1
+is the legacy default stream, 2 that of the thread, None says that there is nothing to wait for, and 0 is not allowed. CuPy would
+block the host; here the current stream waits.
+- Giving by DLPack, `give_device`: the other library is the consumer, and CuPy is the producer. CuPy makes the given stream wait
+for its own current stream. CuPy takes the current stream of the current device, which must then be the array's device.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["JaxLibrary", "StandardLibrary"]
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 
 _REFUSALS = (TypeError, ValueError, BufferError, RuntimeError, AttributeError, NotImplementedError)
-"""What libraries raise where they cannot give an array away."""
+"""The exceptions of libraries that cannot give an array away."""
 
 
 class StandardLibrary(CuPyLibrary):
-    """Whatever speaks DLPack or the CUDA array interface. On a device CuPy does the work, on CuPy's current stream."""
+    """Any library that speaks DLPack or the CUDA array interface. On a device CuPy does the work, on CuPy's current stream."""
 
     name = "DLPack"
     is_stream_ordered = False
@@ -47,13 +47,13 @@ class StandardLibrary(CuPyLibrary):
         return array
 
     def write(self, value: Any) -> Array | DeviceArray:
-        """Return a view of the array's memory, where it says that it may be written to."""
+        """Return a view of the array's memory if the array says that it is writable."""
         if _is_on_device(value):
             if getattr(value, "__cuda_array_interface__", {"data": (0, False)})["data"][1]:
                 raise LayoutError("out= is read-only")
             return super().write(_from_device(value))
         if not hasattr(value, "__dlpack__"):
-            raise LayoutError(f"out= is a {type(value).__name__}, whose memory cannot be reached: give a NumPy array")
+            raise LayoutError(f"out= is a {type(value).__name__}, whose memory manyhands cannot reach: give a NumPy array")
         try:
             array: Array = np.from_dlpack(value)
         except _REFUSALS as error:
@@ -61,7 +61,7 @@ class StandardLibrary(CuPyLibrary):
         check_dtype(array.dtype)
         if not array.flags.writeable:
             raise LayoutError(
-                f"out= is a {type(value).__name__} that is read-only, or does not tell that it may be written to: give a NumPy array"
+                f"out= is a {type(value).__name__} that is read-only, or does not say that it is writable: give a NumPy array"
             )
         return array
 
@@ -79,7 +79,7 @@ class StandardLibrary(CuPyLibrary):
             raise _unreadable(value, error) from error
 
     def give(self, result: Array, like: Any) -> Any:
-        """Return the result as an array of the namespace of ``like``; itself, where there is no such namespace."""
+        """Return the result as an array of the namespace of ``like``; the result itself if there is no such namespace."""
         if not hasattr(like, "__array_namespace__"):
             return result
         namespace = like.__array_namespace__()
@@ -89,7 +89,7 @@ class StandardLibrary(CuPyLibrary):
             return namespace.asarray(result)
 
     def give_device(self, result: DeviceArray, like: Any) -> Any:
-        """Return the result as an array of the namespace of ``like``; as one of CuPy, where there is no such namespace."""
+        """Return the result as an array of the namespace of ``like``; as a CuPy array if there is no such namespace."""
         array = super().give_device(result, like)
         if not hasattr(like, "__array_namespace__"):
             return array
@@ -104,7 +104,7 @@ class JaxLibrary(StandardLibrary):
 
     def write(self, value: Any) -> Array | DeviceArray:
         """Refuse."""
-        raise LayoutError("out= is an array of JAX, and those never change: leave out= away, and take the result")
+        raise LayoutError("out= is an array of JAX, which cannot be changed: leave out= out, and use the returned array")
 
     def _host(self, value: Any) -> Array:
         # NumPy reads JAX's bfloat16 and float8 this way, and not through DLPack.
@@ -114,7 +114,7 @@ class JaxLibrary(StandardLibrary):
             raise _unreadable(value, error) from error
 
     def give(self, result: Array, like: Any) -> Any:
-        """Return the result as an array on the device of ``like``, without a copy where JAX finds the memory well aligned."""
+        """Return the result as an array on the device of ``like``, without a copy if JAX finds the memory well aligned."""
         given = sys.modules["jax"].device_put(result, like.device)
         if given.dtype != result.dtype:
             raise DTypeError(
@@ -124,7 +124,7 @@ class JaxLibrary(StandardLibrary):
 
 
 def _is_on_device(value: Any) -> bool:
-    """Tell whether an array is in the memory of a CUDA device; refuse those that neither the host nor CUDA can read."""
+    """Return whether an array is in the memory of a CUDA device; raise an error if neither the host nor CUDA can read it."""
     if not hasattr(value, "__dlpack_device__"):
         return hasattr(value, "__cuda_array_interface__")
     try:
@@ -172,7 +172,9 @@ def _from_interface(cupy: Any, value: Any) -> Any:
     interface = dict(value.__cuda_array_interface__)
     stream = interface.pop("stream", None)
     if stream == 0:
-        raise ValueError("its CUDA array interface names stream 0, which is neither the legacy nor the thread's default stream")
+        raise ValueError(
+            "its CUDA array interface names stream 0, which the interface does not allow: 1 is the legacy and 2 the thread's default stream"
+        )
     array = cupy.asarray(_Shown(value, interface))
     if stream is not None:
         device = array.data.device_id

@@ -31,7 +31,7 @@ class TorchLibrary(Library):
     streams = "torch"
 
     def read(self, value: Any) -> Array | DeviceArray:
-        """Return a view of a tensor's memory; of a copy where a conjugation or a sign is still to be applied to it.
+        """Return a view of a tensor's memory; a view of a copy if a conjugation or a sign is still to be applied.
 
         torch's own calls are queued on its current stream, so that there is nothing to wait for.
         """
@@ -42,7 +42,7 @@ class TorchLibrary(Library):
         return self._memory(value)
 
     def write(self, value: Any) -> Array | DeviceArray:
-        """Return a view of a tensor's memory, and tell autograd that it changes, as a call of torch's in place would."""
+        """Return a view of a tensor's memory, and let autograd know that it changes, as one of torch's in-place calls would."""
         _check(value)
         _check_gradient(value)
         if value.is_conj() or value.is_neg():
@@ -94,7 +94,7 @@ class TorchLibrary(Library):
         return DeviceArray(tensor, self, tensor.data_ptr(), shape, dtype, device, is_contiguous=True)
 
     def uses_devices(self) -> bool:
-        """Tell whether torch has begun to use CUDA, which a build for the CPU never does."""
+        """Return whether torch has begun to use CUDA, which a CPU build never does."""
         return bool(sys.modules["torch"].cuda.is_initialized())
 
     def address(self, value: Any, device: int) -> int:
@@ -166,7 +166,7 @@ class TorchLibrary(Library):
         return _Lane(self, device)
 
     def pinned(self, nbytes: int, device: int) -> Array:
-        """Return memory of torch's caching allocator for pinned memory, which gets it back when nobody has the array any more."""
+        """Return pinned memory of torch's caching allocator, which takes it back when the array is no longer referenced."""
         torch = sys.modules["torch"]
         memory: Array = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         return memory
@@ -175,7 +175,7 @@ class TorchLibrary(Library):
 class _Lane(Lane):
     """A stream of torch's. Copies go by bytes, since NumPy lacks some of torch's dtypes.
 
-    A copy with ``non_blocking`` returns at once where the host's memory is pinned, which CUDA sees by the address (aten/src/ATen/native/cuda/Copy.cu).
+    A copy with ``non_blocking`` returns at once if the host memory is pinned, which CUDA sees by the address (aten/src/ATen/native/cuda/Copy.cu).
     """
 
     def __init__(self, library: TorchLibrary, device: int) -> None:
@@ -210,7 +210,7 @@ class _Lane(Lane):
 
 
 def _check(value: Any) -> None:
-    """Refuse what is no plain memory of the host or of a CUDA device."""
+    """Raise an error for memory that is neither plain host memory nor that of a CUDA device."""
     if not (value.is_cpu or value.is_cuda):
         what_to_do = "it holds no data" if str(value.device) == "meta" else "copy it first, with x.cpu()"
         raise LayoutError(
@@ -229,8 +229,8 @@ def _check_gradient(value: Any) -> None:
     """Refuse a tensor whose gradient would end here without a word, as torch refuses to write to one."""
     if value.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise UsageError(
-            "a tensor that requires a gradient was given, and none flows through a call of a group: give x.detach(), or make the call in `with "
-            "torch.no_grad():`; collectives through which gradients flow are in mp.torch.functional of manyhands-parallel"
+            "the tensor requires a gradient, and gradients do not flow through a group's calls: give x.detach(), or make the call in `with "
+            "torch.no_grad():`; mp.torch.functional of manyhands-parallel has collectives through which gradients flow"
         )
 
 
@@ -256,7 +256,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
 
 
 def _tensor(result: Array) -> Any:
-    """Return a tensor that shares an array's memory, where torch can: neither memory that is read-only, nor backward strides."""
+    """Return a tensor that shares an array's memory if torch can: not if the memory is read-only, or a stride is negative."""
     dtype = _torch_dtype(result.dtype)
     if not result.flags.writeable or any(stride < 0 for stride in result.strides):
         result = result.copy()

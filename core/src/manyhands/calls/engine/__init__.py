@@ -1,7 +1,7 @@
 """The engine: carries out a schedule over a transport.
 
 A schedule is compiled once for a kind of call, to a flat program (`compile_program`). A program is made ready once for a transport
-(`Executable`), and then carried out any number of times, each time on other arrays. What is kept in between keeps no array of the user's alive.
+(`Executable`), and then carried out any number of times, each time on other arrays. Between runs, no array of the user is kept alive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a transport does not offer by itself: mailboxes, and long messages that are sent whole and reduced as they come.
+"""Additions to a transport: mailboxes, and long messages that are sent whole and reduced as they arrive.
 
-The interpreter sees nothing else. Where a transport has no mailboxes, their slots are memory of core's, and each message is one of `Transport.send`
-and `Transport.recv`. Where it does not stream, a long message is cut into pieces; of one that is reduced, the next piece comes into scratch memory
-while the present one is reduced.
+The interpreter sees nothing else. If a transport has no mailboxes, their slots are memory of core, and each message is one `Transport.send`
+and `Transport.recv`. If it does not stream, a long message is cut into pieces. If such a message is reduced, the next piece is received into
+scratch memory while the present one is reduced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SLOT_BYTES: int = 1 << 16
 """The longest payload that goes through a mailbox of core's own."""
 
 _Start = Callable[[int, bytes, int, memoryview], Transfer]
-"""Starts to move a piece: the peer, the header of the whole message, where in it the piece stands, and the piece."""
+"""Starts to move a piece: the peer, the header of the whole message, the offset of the piece in it, and the piece."""
 
 
 class Links:
@@ -32,7 +32,7 @@ class Links:
     Parameters
     ----------
     transport
-        A transport on which nobody else sends.
+        A transport on which nothing else is sent.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -54,7 +54,7 @@ class Links:
 
 
 def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox:
-    """Return the mailbox that a transport has for a connected peer; where it has none with slots that long, one over its sends and receives."""
+    """Return the transport's mailbox for a connected peer; if it has none with slots that long, one made of its sends and receives."""
     box = checked_mailbox(transport, peer)
     if box is None or min(len(box.outgoing[0]), len(box.incoming[0])) < least_bytes:
         return _Slots(transport, peer)
@@ -62,9 +62,9 @@ def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox
 
 
 def cutting(transport: Transport, program: CompiledSchedule) -> Transport:
-    """Return what cuts the long messages of a program, for a transport that does not stream.
+    """Return an object that cuts the long messages of a program, for a transport that does not stream.
 
-    What streams comes in multiples of 64 bytes, which need not be whole elements of a structured dtype. Those are cut, too.
+    The parts of a streamed message are multiples of 64 bytes, which need not be whole elements of a structured dtype. Such messages are cut, too.
     """
     return _Cutting(transport, program.piece_bytes)
 
@@ -128,7 +128,7 @@ class _Cutting(Transport):
     Parameters
     ----------
     transport
-        What moves the pieces.
+        The function that moves the pieces.
     piece_bytes
         The size of each, but for the last.
     """
@@ -152,7 +152,7 @@ class _Cutting(Transport):
         return _Pieces(self._consuming(peer, header, nbytes, sink))
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
-        # The interpreter names what it waits for before its sends. These go first, so that peers have them while this rank reduces.
+        # The interpreter waits for its receives before its sends. The sends go first, so that peers have them while this rank reduces.
         cut = [transfer for transfer in reversed(transfers) if isinstance(transfer, _Pieces)]
         while True:
             moving = [transfer.piece if isinstance(transfer, _Pieces) else transfer for transfer in transfers]

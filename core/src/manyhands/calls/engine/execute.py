@@ -1,7 +1,7 @@
 """The interpreter of programs in Python: one loop over their steps, which keeps no books.
 
-What makes a call slow is not only its bytes but also the objects and look-ups on its way. So all that does not depend on the call is
-made once: the headers but for their number, and arrays that lie in the slots of mailboxes.
+A call is slow not only because of its bytes but also because of the objects and look-ups on its way. So everything that does not depend on the
+call is made once: the headers except for their number, and arrays in the slots of mailboxes.
 
 Short messages go through mailboxes: operands are copied from the user's array into a slot, and reduced from a slot; there is no other copy.
 Long ones are sent from the user's memory, received into it, or reduced as they come, part by part; they are on their way while later steps
@@ -43,13 +43,13 @@ from manyhands.errors import InternalError
 __all__ = ["Executable", "Patience"]
 
 Patience = Callable[[], Waiter]
-"""Makes what waits for transfers that are not done at once."""
+"""Makes a function that waits for transfers that are not done at once."""
 
 _KEPT_SCRATCH_BYTES = 1 << 16
 _NOTHING = memoryview(b"")
 
 _Bound = tuple[int, int, Mailbox, bytearray, memoryview, int, tuple[Array, ...], int, int, int]
-"""A step: kind, peer, mailbox, header, where the number of the call stands in it, bytes, an array in each slot, and three operands."""
+"""A step: kind, peer, mailbox, header, the offset of the call's number in it, bytes, an array in each slot, and three operands."""
 _NO_BOX: Any = None
 _NO_HEADER = bytearray()
 _NO_NUMBER = memoryview(_NO_HEADER)
@@ -61,9 +61,9 @@ class Executable:
     Parameters
     ----------
     program
-        What to do.
+        The program to carry out.
     transport
-        What carries it out.
+        The transport for its messages.
     boxes
         Its mailbox for each peer, of slots as long as the program was compiled for.
 
@@ -72,7 +72,7 @@ class Executable:
     takes_any_layout
         `CompiledSchedule.takes_any_layout`.
     compiled
-        The program in its compiled form, which brings the scratch memory that it needs; None where there is none.
+        The program in its compiled form, which brings the scratch memory that it needs; None if there is none.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Executable:
         self._compiled, self._combine = _compile(program, boxes, work)
         reduces = any(step.kind in (RECV_LEFT, RECV_RIGHT, REDUCE) for step in program.steps)
         self._may_round = reduces and program.dtype.kind not in "biu"
-        # Then the operands are what is given and what is kept, and nothing has to be made.
+        # Then the operands are given or kept arrays, and nothing has to be made.
         self._is_plain = not self._parts and self._work_bytes <= _KEPT_SCRATCH_BYTES
         self.takes_any_layout: bool = program.takes_any_layout
         self.compiled: Any = self._compiled if self._work_bytes <= _KEPT_SCRATCH_BYTES else None
@@ -118,8 +118,8 @@ class Executable:
         Parameters
         ----------
         source, target
-            Input and output, of the call's dtype and shapes, empty where the rank holds none; C-contiguous unless `takes_any_layout`.
-            They may be the very same memory where the schedule allows that.
+            Input and output, of the call's dtype and shapes, empty if the rank holds none; C-contiguous unless `takes_any_layout`.
+            They may be the very same memory if the schedule allows that.
         sequence
             The number of the call.
         patience
@@ -128,7 +128,7 @@ class Executable:
         Raises
         ------
         LinkLost, HeaderMismatch, Overdue
-            As `Waiter.wait`; also what a reduction raises. ``target`` and the transport's streams are then undefined, and the transport
+            As `Waiter.wait`; also the exception of a reduction. ``target`` and the transport's streams are then undefined, and the transport
             must not be used again.
         """
         block = shared_pool.take(self._work_bytes) if self._work_bytes > _KEPT_SCRATCH_BYTES else None
@@ -142,9 +142,9 @@ class Executable:
     def go_on(
         self, source: Array, target: Array, sequence: int, patience: Patience, step: int, block: Array | None = None
     ) -> None:
-        """Carry out the program from a step on, as `run`; where there is a compiled form, what that has posted may still be on its way.
+        """Carry out the program from a step on, as `run`; if there is a compiled form, messages that it has posted may still be on their way.
 
-        What the program has told NumPy to do about floating-point errors does not hold for reductions: an exception here would end the group.
+        The program's settings for NumPy's floating-point errors do not apply to reductions: an exception here would end the group.
         """
         if self._may_round:
             with np.errstate(all="ignore"):
@@ -169,7 +169,7 @@ class Executable:
                     slots[box.next_out][...] = views[first]
                 unfinished = box.post(header, nbytes)
                 if unfinished is not None:
-                    # Not waited for now: the peer may be as far, and must get what it waits for.
+                    # Not waited for now: the peer may be as far, and must get the message that it waits for.
                     traffic = traffic or _Traffic(self._transport, patience)
                     traffic.add(peer, checked_transfer(unfinished, box, "post"))
             elif kind < REDUCE:
@@ -199,7 +199,7 @@ class Executable:
             traffic.finish()
 
     def _left_over(self, patience: Patience) -> _Traffic:
-        """Return what the compiled form has posted, and has not been sent."""
+        """Return the messages that the compiled form has posted, and that have not been sent."""
         traffic = _Traffic(self._transport, patience)
         for peer, box in self._boxes.items():
             unfinished = box.unsent()
@@ -234,7 +234,7 @@ class Executable:
             traffic.wait(checked_transfer(transfer, self._transport, "consume"), peer)
 
     def _reducer(self, operand: Array, target: Array, *, incoming_first: bool) -> Sink:
-        """Return what reduces a message part by part, where each lies."""
+        """Return a function that reduces a message part by part, each part in place."""
         dtype, itemsize = target.dtype, target.itemsize
         combine = self._combine if dtype.kind in "biu" else quiet(self._combine)
         operand, target = operand.reshape(-1), target.reshape(-1)
@@ -250,7 +250,7 @@ class Executable:
 
 
 class _Traffic:
-    """What is on its way during a run: at most one message to each peer, while others wait for it, and what is waited for."""
+    """The messages on their way during a run: at most one to each peer, while others wait for it."""
 
     __slots__ = ("_active", "_patience", "_queued", "_sent", "_transport", "_waiter")
 
@@ -264,11 +264,11 @@ class _Traffic:
         self._sent: dict[int, int] = {}
 
     def add(self, peer: int, transfer: Transfer) -> None:
-        """Note that a short message to a peer, to whom no other one is on its way, has not been sent at once."""
+        """Note that a short message to a peer has not been sent at once; no other one to that peer is on its way."""
         self._active[peer] = transfer, False
 
     def is_busy(self, peer: int) -> bool:
-        """Tell whether something is on its way to a peer."""
+        """Return whether something is on its way to a peer."""
         return peer in self._active
 
     def send(self, peer: int, header: bytes, payload: memoryview, *, is_long: bool = True) -> None:
@@ -294,7 +294,7 @@ class _Traffic:
             self._go_on()
 
     def _go_on(self, peer: int | None = None, *wanted: Transfer) -> None:
-        """Wait until anything has moved: for a peer, or for all to whom something is on its way."""
+        """Wait until anything has moved: for a peer, or for all peers with a message on its way."""
         if self._waiter is None:
             self._waiter = self._patience()
         transfers = [*wanted, *(transfer for transfer, _ in self._active.values())]
@@ -340,9 +340,9 @@ def _bound(program: CompiledSchedule, boxes: Mapping[int, Mailbox]) -> list[_Bou
 
 
 def _compile(program: CompiledSchedule, boxes: Mapping[int, Mailbox], work: Array | None) -> tuple[Any, Callable[..., Any]]:
-    """Return the compiled form of a program, and what reduces.
+    """Return the compiled form of a program, and the function that reduces.
 
-    The former is None where there is none: its messages are long, or C knows not its mailboxes or its reduction.
+    The former is None if there is none: its messages are long, or C does not know its mailboxes or its reduction.
     """
     dtype, reduction = program.dtype, program.reduction
     combine = None if reduction is None else reduction.combine

@@ -1,4 +1,4 @@
-"""Programs: what one rank does in a call, as a flat list of plain steps.
+"""Programs: the steps of one rank in a call, as a flat list.
 
 `compile_program` makes one from a schedule, in one pass: chunks become ranges of elements, steps stand in the order in which they run, and each
 message is a short one, which goes through a mailbox, or a long one, which goes from and to the arrays themselves. A program knows no
@@ -6,7 +6,7 @@ transport and no memory. So it is all that an interpreter needs to read: `manyha
 
 An `Instruction` is a tuple of these fields:
 
-| field | what it is |
+| field | meaning |
 |---|---|
 | ``kind`` | one of the kinds below |
 | ``peer`` | the rank in the world at the other end of a message; -1 for none |
@@ -14,22 +14,22 @@ An `Instruction` is a tuple of these fields:
 | ``nbytes`` | the size of a message's payload; 0 for none |
 | ``first``, ``second``, ``third`` | operands, by their position: 0 is the call's input, 1 its output, n + 2 is ``regions[n]`` |
 
-| kind | what it does | ``first`` | ``second`` | ``third`` |
+| kind | effect | ``first`` | ``second`` | ``third`` |
 |---|---|---|---|---|
-| ``SEND`` | posts a short message | what is sent | | |
-| ``RECV`` | fetches one, and copies it | where to | | |
+| ``SEND`` | posts a short message | the data to send | | |
+| ``RECV`` | fetches one, and copies it | the target | | |
 | ``RECV_RIGHT`` | fetches one: target = operand op incoming | operand | target | |
 | ``RECV_LEFT`` | fetches one: target = incoming op operand | operand | target | |
 | ``REDUCE`` | target = left op right | left | right | target |
 | ``COPY`` | target = source | source | target | |
-| ``WAIT`` | waits until so many long messages to ``peer`` have been sent since the program began | how many | | |
-| ``LONG_SEND`` | starts to send a long message, behind what is on its way to ``peer`` | what is sent | | |
-| ``LONG_RECV`` | receives one where it belongs | where to | | |
+| ``WAIT`` | waits until so many long messages to ``peer`` have been sent since the program began | the number | | |
+| ``LONG_SEND`` | starts to send a long message, after earlier messages to ``peer`` | the data to send | | |
+| ``LONG_RECV`` | receives one at its place | the target | | |
 | ``LONG_RIGHT`` | receives one part by part: target = operand op incoming | operand | target | |
 | ``LONG_LEFT`` | the same: target = incoming op operand | operand | target | |
 
-A send is never waited for where it starts. What it reads stays as it is until it has ended, since ``WAIT`` stands before what would write
-there; a short message that cannot go at once is copied. A program ends when all its sends have ended.
+A program never waits for a send at its start. The data of a send do not change until it has ended, because ``WAIT`` stands before any step that
+would write there; a short message that cannot go at once is copied. A program ends when all its sends have ended.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ SEND, RECV, RECV_RIGHT, RECV_LEFT, REDUCE, COPY, WAIT, LONG_SEND, LONG_RECV, LON
 """The kinds of steps."""
 
 INPUT, OUTPUT, WORK = range(3)
-"""The memory that regions are of: what the caller gave, what the caller gets, and scratch memory of the program's own."""
+"""The memory of regions: the caller's input, the caller's output, and scratch memory of the program."""
 
 _MEMORY = {Buffer.INPUT: INPUT, Buffer.OUTPUT: OUTPUT, Buffer.SCRATCH: WORK}
 _PIECE_BYTES = 1 << 20
@@ -90,7 +90,7 @@ _Way = tuple[int, bool]
 
 
 class Instruction(NamedTuple):
-    """What to do, as the table above says."""
+    """The kind of the step, as the table above explains."""
 
     kind: int
     peer: int
@@ -103,23 +103,23 @@ class Instruction(NamedTuple):
 
 
 class CompiledSchedule(msgspec.Struct, frozen=True):
-    """What one rank does in a call.
+    """The steps of one rank in a call.
 
     Attributes
     ----------
     steps
         The steps, in the order in which they run.
     regions
-        The parts of memory that they work on, those of scratch memory first; never any of input and output where ``shape`` is given.
+        The parts of memory that they work on, those of scratch memory first; never any of input and output if ``shape`` is given.
     shape
-        Where every operand is a whole array: its shape. None where operands are vectors, which are ranges of the flattened arrays.
+        The shape, if every operand is a whole array. None if operands are vectors, which are ranges of the flattened arrays.
     dtype, reduction
         Those of all operands, and how two are combined.
     work_bytes
         The size of the scratch memory.
     piece_bytes
-        The size of the pieces into which long messages are cut; 0 where they go whole. Both ends cut alike, so it depends on the call
-        alone. It is a whole number of elements, and no short message is longer.
+        The size of the pieces into which long messages are cut; 0 if they are sent whole. Both ends cut alike, so it depends only on the
+        call. It is a whole number of elements, and no short message is longer.
     takes_any_layout
         Whether input and output may be any arrays of the shape, also such that share memory: every operand is a whole array, and the
         input is not read after the output was written.
@@ -136,7 +136,7 @@ class CompiledSchedule(msgspec.Struct, frozen=True):
 
 
 def peers_of(schedule: Schedule, ranks: Sequence[int] | None = None) -> frozenset[int]:
-    """Return whom a schedule's rank talks to; ``ranks`` as for `compile_program`."""
+    """Return the peers of a schedule's rank; ``ranks`` as for `compile_program`."""
     peers = {step.peer for step in schedule.steps if isinstance(step, Send | Recv | RecvReduce)}
     return frozenset(peers if ranks is None else (ranks[peer] for peer in peers))
 
@@ -159,22 +159,22 @@ def compile_program(
     Parameters
     ----------
     schedule
-        What to do, by an algorithm that can run in its listed order (`manyhands.schedule.proof.in_order`).
+        A schedule of an algorithm that can run in its listed order (`manyhands.schedule.proof.in_order`).
     signature, channel
-        What the headers of its messages say.
+        The contents of the headers of its messages.
     input_offsets, output_offsets
-        Where the chunks of the two buffers begin, in elements, and where the last ends.
+        The offsets of the chunks of the two buffers, in elements, and the end of the last chunk.
     dtype
         That of the arrays.
     reduction
         For collectives that reduce.
     ranks
-        For each rank of the group, as the schedule counts, its rank in the world, as the transport counts; None where they are the same.
+        For each rank of the group, as the schedule counts, its rank in the world, as the transport counts; None if they are the same.
     shape
-        The shape of input and output, where both have the same; None where they have not.
+        The shape of input and output, if both have the same; None otherwise.
     streams
-        Whether the transport streams. Then no message is cut, unless its elements do not fit: what streams comes in multiples of 64 bytes,
-        which need not be whole elements of a structured dtype.
+        Whether the transport streams. Then no message is cut, unless its elements do not fit: the parts of a streamed message are multiples of
+        64 bytes, which need not be whole elements of a structured dtype.
     slot_bytes
         The longest message that goes through a mailbox.
 
@@ -184,18 +184,20 @@ def compile_program(
         The offsets or ranks are not those of such a schedule, or its steps cannot run in order.
     """
     if len(input_offsets) != schedule.input_chunks + 1 or len(output_offsets) != schedule.output_chunks + 1:
-        raise InternalError(f"{schedule.algorithm} wants other numbers of chunks than the call provides")
+        raise InternalError(f"{schedule.algorithm} needs other numbers of chunks than the call provides")
     if ranks is not None and (len(ranks) != schedule.size or len(set(ranks)) != schedule.size):
-        raise InternalError(f"{schedule.algorithm} is for {schedule.size} ranks, and the group's are {list(ranks)}")
+        raise InternalError(
+            f"the schedule of {schedule.algorithm} is for {schedule.size} ranks, and the group's are {list(ranks)}"
+        )
     if any(earlier >= index for index, step in enumerate(schedule.steps) for earlier in step.after):
-        raise InternalError(f"{schedule.algorithm} came to a halt: a step of rank {schedule.rank} comes after a later one")
+        raise InternalError(f"{schedule.algorithm} cannot run: a step of rank {schedule.rank} waits for a later step")
     if schedule.even:
         _check_even(schedule, input_offsets, output_offsets)
     itemsize, piece_bytes = max(1, dtype.itemsize), 0
     if not streams or 64 % itemsize:
         most = _REDUCE_PIECE_BYTES if PROMISES[schedule.collective].reduces else _PIECE_BYTES
         piece_bytes = max(1, most // itemsize) * itemsize
-        # Who cuts, and who has the longer slots, must not be seen at the other end.
+        # The other end must not notice which end cuts, and which has the longer slots.
         slot_bytes = min(slot_bytes, piece_bytes)
     compiler = _Compiler(schedule, input_offsets, output_offsets, dtype, ranks, shape)
     return compiler.compile(signature, channel, reduction, slot_bytes, piece_bytes)
@@ -292,7 +294,7 @@ class _Compiler:
         return region[0] if self._shape is not None and region[0] != WORK else self._position[region]
 
     def _local(self, index: int) -> list[Instruction]:
-        """Return what a step without a message becomes; nothing where it has nothing to do."""
+        """Return the instructions for a step without a message; none if it has nothing to do."""
         if self._writes[index]:
             match self._steps[index]:
                 case Reduce(target, left, right):
@@ -317,7 +319,7 @@ class _Compiler:
                 if self._region(following.left) == self._region(target):
                     return RECV_LEFT, at(following.right), at(following.target)
                 return RECV_RIGHT, at(following.left), at(following.target)
-        raise InternalError(f"{step} has no message")
+        raise InternalError(f"{step} does not send or receive")
 
     def _long_ways(self, limit: int) -> set[_Way]:
         """Return the ways of which any message has more bytes than ``limit``. All of a way's go alike, but for empty ones, which are short."""
@@ -337,7 +339,7 @@ class _Compiler:
         ]
 
     def _merged(self, long: set[_Way], waits: list[dict[int, int]]) -> dict[int, int]:
-        """Return the receives whose payload the next step reduces and nobody else reads, and that step: it is reduced where it came."""
+        """Return the receives whose payload only the next step reads, to reduce it, and that step: the payload is reduced in its slot."""
         merged: dict[int, int] = {}
         for position, (index, following) in enumerate(pairwise(self._order)):
             step, reduction = self._steps[index], self._steps[following]
@@ -346,13 +348,13 @@ class _Compiler:
             slot = self._region(step.target)
             if slot[0] != WORK or (self._region(reduction.left) == slot) == (self._region(reduction.right) == slot):
                 continue
-            # Who waits for its own send before it takes what comes, could wait for ever: its peer may do the same.
+            # A rank that waits for its own send before it takes an incoming message could wait forever: its peer may do the same.
             if not (_way(step) in long and waits[following]) and not self._is_read(slot, self._order[position + 2 :]):
                 merged[index] = following
         return merged
 
     def _is_read(self, region: Region, order: Sequence[int]) -> bool:
-        """Tell whether steps read any of a region before one writes all of it."""
+        """Return whether steps read any of a region before one writes all of it."""
         for index in order:
             if any(_overlap(region, each) for each in self._reads[index]):
                 return True
@@ -361,7 +363,7 @@ class _Compiler:
         return False
 
     def _reads_input_first(self) -> bool:
-        """Tell whether no step reads the input when one has written to the output."""
+        """Return whether no step reads the input when one has written to the output."""
         written = False
         for index in self._order:
             if written and any(memory == INPUT for memory, _, _ in self._reads[index]):
@@ -386,6 +388,6 @@ def _check_even(schedule: Schedule, *offsets: Sequence[int]) -> None:
     """Check that the blocks of all ranks are of one size, as the schedule needs it."""
     segments = Contract.of(schedule).segments
     sizes = [stop - start for bounds in offsets for start, stop in pairwise(bounds)]
-    # Both buffers have a whole number of blocks, so that the second's chunks go on where the first one's end.
+    # Both buffers have a whole number of blocks, so that the second's chunks continue at the end of the first one's.
     if any(size != sizes[chunk % segments] for chunk, size in enumerate(sizes)):
         raise InternalError(f"{schedule.algorithm} is for blocks of one size, and the call's chunks have {sizes} elements")

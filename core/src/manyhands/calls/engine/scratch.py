@@ -16,7 +16,7 @@ _LEAST_BYTES = 1 << 12
 
 
 class Pool:
-    """Arrays of bytes that nobody uses now; the last one given back is the first one taken, since it is still in the cache.
+    """Unused arrays of bytes; the last one given back is the first one taken, because it is still in the cache.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Pool:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.forget()
-        # A thread that holds the lock is not there any more in a forked child.
+        # In a forked child the thread that holds the lock no longer exists.
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
@@ -53,7 +53,7 @@ class Pool:
         return aligned_empty(size)
 
     def give(self, block: Array) -> None:
-        """Take what `take` returned back; forget what was unused for longest where there is too much."""
+        """Take back an array from `take`; forget the arrays that were unused for longest if there are too many."""
         with self._lock:
             self._blocks.append(block)
             self._kept += block.nbytes

@@ -30,15 +30,15 @@ class Breach(Exception):
 
 
 def checked_transfer(given: Transfer | None, source: Transport | Mailbox, call: str) -> Transfer:
-    """Return what a plugin's ``call`` gave, where it is a `Transfer`. For first uses, and where a message must wait anyway.
+    """Return the result of a plugin's ``call`` if it is a `Transfer`. For first uses, and if a message must wait anyway.
 
     Raises
     ------
     Breach
-        It is none. What is merely like one, such as a future, whose ``done`` is a method, would seem to be done.
+        It is not one. An object that is only similar would seem to be done: a future, for example, whose ``done`` is a method.
     """
     if not isinstance(given, Transfer):
-        raise Breach(f"{_name(source)}.{call}() returned {given!r}, and not a manyhands.api.Transfer")
+        raise Breach(f"{_name(source)}.{call}() returned {given!r} instead of a manyhands.api.Transfer")
     return given
 
 
@@ -48,11 +48,11 @@ def checked_wait(transport: Transport, transfers: Sequence[Transfer], deadline: 
     Raises
     ------
     Breach
-        None is done: who asked again and again would never hear of the deadline.
+        None is done: a caller that waits again and again would never see the deadline.
     """
     transport.wait(transfers, deadline)
     if not any(transfer.done for transfer in transfers):
-        raise Breach(f"{_name(transport)}.wait() returned, and none of the transfers is done")
+        raise Breach(f"{_name(transport)}.wait() returned, but none of the transfers is done")
 
 
 def checked_mailbox(transport: Transport, peer: int) -> Mailbox | None:
@@ -61,17 +61,17 @@ def checked_mailbox(transport: Transport, peer: int) -> Mailbox | None:
     Raises
     ------
     Breach
-        What it gives is none.
+        Its result is not one.
     """
     box = transport.mailbox(peer)
     given: object = box
     if given is not None and not isinstance(given, Mailbox):
-        raise Breach(f"{_name(transport)}.mailbox() returned {given!r}, and neither a manyhands.api.Mailbox nor None")
+        raise Breach(f"{_name(transport)}.mailbox() returned {given!r} instead of a manyhands.api.Mailbox or None")
     if box is not None:
         slots: list[object] = [*box.outgoing, *box.incoming]
         if not (box.outgoing and box.incoming) or not all(isinstance(slot, memoryview) for slot in slots):
             raise Breach(
-                f"{_name(box)} has outgoing={box.outgoing!r} and incoming={box.incoming!r}, and not one or more memoryviews each"
+                f"{_name(box)} has outgoing={box.outgoing!r} and incoming={box.incoming!r} instead of one or more memoryviews each"
             )
     return box
 
@@ -83,8 +83,8 @@ def _name(of: object) -> str:
 class Waiter:
     """Wait on behalf of one call: report when nothing has moved for a while, give up at the deadline.
 
-    ``deadline`` and ``on_stall``, None where nobody wants to know, are those that it was made with. The reports cost nothing on the way of a call
-    that goes well: they begin when nothing has moved for a while.
+    ``deadline`` and ``on_stall`` are those that it was made with, None if they are not wanted. The reports cost a successful call
+    nothing: they begin when nothing has moved for a while.
     """
 
     __slots__ = ("_moved", "_patience", "deadline", "on_stall")
@@ -96,7 +96,7 @@ class Waiter:
         self._moved = -1
 
     def wait(self, transport: Transport, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
-        """Return when one of ``transfers`` over ``transport`` is done; ``peers`` says whom they keep this rank waiting for.
+        """Return when one of ``transfers`` over ``transport`` is done; ``peers`` are the ranks for which they keep this rank waiting.
 
         Raises
         ------

@@ -41,16 +41,16 @@ class HostPath:
     Parameters
     ----------
     job, members, ledger
-        Where the group lives, who belongs to it, and its books.
+        The job, the members of the group, and its books.
     plugins, selector
-        Who may observe and offer native collectives, and who chooses algorithms.
+        The plugins that may observe and offer native collectives, and the selector of algorithms.
 
     Attributes
     ----------
     ledger
         The group's books.
     plans
-        What its requests became.
+        The plans of its requests.
     moves
         Whether the backend moves the host's memory.
     """
@@ -85,9 +85,9 @@ class HostPath:
         Parameters
         ----------
         request
-            What to do.
+            The request.
         source, target
-            C-contiguous arrays; empty where this rank holds none.
+            C-contiguous arrays; empty if this rank holds none.
         deadline
             Until when.
 
@@ -114,7 +114,7 @@ class HostPath:
             ledger.end(record)
 
     def tell(self, told: SizeExchange, deadline: Deadline) -> Array:
-        """Let the ranks tell each other numbers; return those that this rank is told. Raises as `run`."""
+        """Exchange numbers between the ranks; return those for this rank. Raises as `run`."""
         if told.by_store:
             return self._tell_by_store(told, deadline)
         is_sent = told.request.collective is not Collective.BROADCAST or told.request.root == self._members.rank
@@ -123,7 +123,7 @@ class HostPath:
         return heard
 
     def fast(self, action: HostAction) -> CachedCall | None:
-        """Return the way that calls such as a prepared one go, where they have one and the group may be used; the plan is made now if need be."""
+        """Return the fast path for such calls as a prepared one, if they have one and the group may be used; the plan is made now if need be."""
         step, request = action.step, action.step.request
         if not step.is_repeatable or step.give is not None or self._job.runtime.is_simulated or not self.ledger.is_usable:
             return None
@@ -186,10 +186,10 @@ class HostPath:
         runtime = self._job.runtime
         return round(runtime.now() * 1e9) if runtime.is_simulated else time.monotonic_ns()
 
-    # What goes through the store, where the backend moves no host memory
+    # Calls that go through the store if the backend moves no host memory
 
     def _exchange(self, what: str, card: bytes, deadline: Deadline, alike: str = "") -> list[bytes]:
-        """Trade cards with all members; ``alike`` is what none may have otherwise."""
+        """Trade cards with all members; ``alike`` must be the same on all of them."""
         ledger, members = self.ledger, self._members
         sequence = ledger.next
         ledger.check(what, sequence)
@@ -203,7 +203,7 @@ class HostPath:
         for rank, (theirs, _, _) in enumerate(told):
             if theirs != alike.encode():
                 raise self.give_up(
-                    f"in {what} rank {members.rank} has {alike}, and rank {rank} has {theirs.decode(errors='replace')}"
+                    f"in {what}, rank {members.rank} has {alike}, and rank {rank} has {theirs.decode(errors='replace')}"
                 )
         return [each for _, _, each in told]
 
@@ -219,11 +219,11 @@ class HostPath:
         return np.array([each[place] for each in numbers], mine.dtype)
 
     def _numbers(self, what: str, rank: int, card: bytes, count: int) -> Array:
-        """Return the integers on a rank's card; end the job where there are not so many."""
+        """Return the integers on a rank's card; end the job if their number is wrong."""
         if len(card) == count * 8:
             return np.frombuffer(card, np.int64)
         peer = self._members.ranks[rank]
-        text = f"rank {peer} told the other ranks {len(card)} bytes in {what}, and {count * 8} are right"
+        text = f"in {what}, rank {peer} sent {len(card)} bytes to the other ranks instead of {count * 8}"
         raise self._job.fail(Report("protocol", text, peer, members=list(self._members.ranks)))
 
 
@@ -235,7 +235,7 @@ class HostAction:
     path, step
         The group's path, and the step.
     source, target
-        The memory: C-contiguous, empty where this rank holds none.
+        The memory: C-contiguous, empty if this rank holds none.
     """
 
     __slots__ = ("_path", "source", "step", "target", "turns")
@@ -248,7 +248,7 @@ class HostAction:
         self.turns: tuple[Turns, ...] = (path.ledger,)
 
     def apart(self, targets: Sequence[Array]) -> Callable[[Any], Any] | None:
-        """Let it work on memory of its own instead of ``targets``; return what makes of its result what the caller gets. None if it does not write there."""
+        """Let it work on memory of its own instead of ``targets``; return a function that turns its result into the caller's. None if it does not write there."""
         step, out = self.step, self.step.out
         assert not isinstance(out, DeviceArray)
         if step.shape is None or out is None or not any(np.may_share_memory(out, target) for target in targets):
@@ -258,7 +258,7 @@ class HostAction:
         return partial(given, out, step.give)
 
     def run(self, deadline: Deadline) -> Any:
-        """Carry it out, and return what the caller gets."""
+        """Carry it out, and return the caller's result."""
         step, target = self.step, self.target
         self._path.run(step.request, self.source, target, deadline)
         if step.shape is None:
@@ -271,7 +271,7 @@ class HostAction:
 
 
 class TellAction:
-    """Numbers that are ready to be told when their turn comes."""
+    """Numbers that are ready to be exchanged when their turn comes."""
 
     __slots__ = ("_path", "told", "turns")
 
@@ -281,7 +281,7 @@ class TellAction:
         self.turns: tuple[Turns, ...] = (path.ledger,)
 
     def run(self, deadline: Deadline) -> Array:
-        """Tell them, and return those that this rank is told."""
+        """Exchange them, and return those for this rank."""
         return self._path.tell(self.told, deadline)
 
 
@@ -303,7 +303,7 @@ class CopyAction:
             self._source, self._target = placed(source, source.shape, source.dtype, out, may_alias=True)
 
     def run(self, _: Deadline) -> Any:
-        """Make it, and return what the caller gets."""
+        """Make the call, and return the caller's result."""
         self._ledger.check()
         if self._source is None or self._target is None:
             return None

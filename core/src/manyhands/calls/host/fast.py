@@ -1,9 +1,9 @@
-"""The fast way of a call that was made before: no look-ups, no objects, all checks.
+"""The fast path of a call that was made before: no look-ups, no objects, all checks.
 
-Most programs make the same small call again and again, and what it costs is then Python's time, not the network's. Whatever can be
-known beforehand is found before the call is made for the first time, which goes this way as well. What is left is checked here each
-time: that the group is usable, that nobody else has the turn, that ``out=`` fits. Where anything is unusual the call goes the long way, before
-anything was done.
+Most programs make the same small call again and again. Its cost is then Python's time, not the network's. So everything that can be
+known beforehand is found before the first such call, which takes this path as well. The rest is checked here each time: the group
+is usable, no other call has the turn, ``out=`` fits. If anything is unusual, the call takes the slow path, before anything
+was done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Run = Callable[[Array, Array, int, Patience], None]
 
 
 def example(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Return an array of a dtype and shape that shows no more than these, and takes no memory."""
+    """Return an array of a dtype and shape that has only these, and takes no memory."""
     return np.broadcast_to(_empty((), dtype), shape)
 
 
@@ -44,17 +44,17 @@ class CachedCall:
     Parameters
     ----------
     job, members, ledger
-        Where the group lives, who belongs to it, and its books.
+        The job, the members of the group, and its books.
     plan
-        What was made of the request.
+        The plan of the request.
     dtype, shape
         Those of the result.
     in_place
-        Whether the result may go where the input is.
+        Whether the result may go to the memory of the input.
     gives, takes
         Whether this rank's input counts, and whether it gets the result.
     identity
-        The result, where it comes from no rank.
+        The result, if it comes from no rank.
 
     Attributes
     ----------
@@ -117,14 +117,14 @@ class CachedCall:
         self._timeout_s = 0.0  # of the call that has its turn
 
     def run(self, array: Array, out: object, timeout_s: float) -> Any:
-        """Make the call, and return its result; `SLOW_PATH` where it must go that.
+        """Make the call, and return its result; `SLOW_PATH` if it must take that path.
 
         Parameters
         ----------
         array
             The input, of the dtype and shape that it had the first time.
         out
-            What the user gave as ``out=``.
+            The user's ``out=``.
         timeout_s
             Seconds that the call may last.
 
@@ -139,7 +139,7 @@ class CachedCall:
         return self._carry_out(array, target, timeout_s, self._ledger.enter, self._run, gives_turn=True)
 
     def later(self, array: Array, out: object) -> Later | None:
-        """Return the call to be made later: in words, whose turn it needs, and what makes it in so many seconds then; None where it must go the long way."""
+        """Return the call to be made later: its words, its turn, and a function that makes it within a number of seconds; None for the slow path."""
         target = self.target(array, out)
         return None if target is None else (self._signature.operation, self._ledger, partial(self._in_turn, array, target))
 
@@ -178,7 +178,7 @@ class CachedCall:
         return self._carry_out(array, target, timeout_s, ledger.books.begin, self._run, gives_turn=False)
 
     def target(self, array: Array, out: object) -> Array | None:
-        """Return where the result goes; None where the call must go the long way."""
+        """Return the memory for the result; None if the call must take the slow path."""
         if not self._any_layout and not array.flags.c_contiguous:
             return None
         if not self._takes:
@@ -238,5 +238,5 @@ class CachedCall:
         return deadline
 
     def _be_patient(self) -> Waiter:
-        """Return what waits for what did not come at once, as on the long way."""
+        """Return a function that waits for the messages that did not come at once, as on the slow path."""
         return Waiter(self._deadline(), self._ledger.record_slow(self._signature))

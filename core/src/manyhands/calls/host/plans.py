@@ -48,9 +48,9 @@ class Native:
     Parameters
     ----------
     native
-        What performs it.
+        The function that performs it.
     backend, root
-        What it gets beside the arrays.
+        Its arguments besides the arrays.
     """
 
     __slots__ = ("_backend", "_native", "_root", "takes_any_layout")
@@ -69,7 +69,7 @@ class Native:
 
 
 Way = Executable | Native
-"""What carries a plan out."""
+"""The function that carries a plan out."""
 
 
 class Plan(msgspec.Struct):
@@ -78,19 +78,19 @@ class Plan(msgspec.Struct):
     Attributes
     ----------
     signature
-        What all ranks must call alike.
+        The facts on which all ranks must agree.
     links, peers
-        What it talks over, and to whom.
+        The links that it uses, and the peers at their other ends.
     program
-        Makes what it does, for mailboxes of so many bytes a slot.
+        Makes its program, for mailboxes of so many bytes a slot.
     carrier
         The name of the algorithm, or of the backend that performs it natively.
     nbytes
         The size that chose the algorithm.
     divisor
-        What the result is divided by.
+        The divisor of the result.
     way
-        What carries it out; missing before the first run.
+        The function that carries it out; missing before the first run.
     """
 
     signature: CallSignature
@@ -103,7 +103,7 @@ class Plan(msgspec.Struct):
     way: Way | None = None
 
     def ready(self, until: Callable[[], Deadline]) -> Way:
-        """Return what carries it out, connected to the peers as long as ``until()`` allows."""
+        """Return the function that carries it out, connected to the peers as long as ``until()`` allows."""
         if self.way is None:
             self.links.connect(self.peers, until)
             boxes = self.links.mailboxes(self.peers)
@@ -118,9 +118,9 @@ class Plans:
     Parameters
     ----------
     job, members
-        Where the group lives, and who belongs to it.
+        The job and the members of the group.
     plugins, selector
-        Who may offer native collectives, and who chooses algorithms.
+        The plugins that may offer native collectives, and the selector of algorithms.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Plans:
         self._making = threading.Lock()
 
     def of(self, request: Request) -> Plan:
-        """Return the plan of a request, made now where there is none.
+        """Return the plan of a request; make it now if there is none.
 
         Raises
         ------
@@ -160,7 +160,7 @@ class Plans:
                 links.transport.close()
 
     def _links_of(self, collective: Collective) -> Links:
-        """Return what a collective talks over; barriers have links of their own where the backend sends them another way."""
+        """Return the links of a collective; barriers have their own if the backend sends them another way."""
         if self._links is None:
             self._links = Links(self._job.open_transport(self._channel))
             transport = self._job.open_barrier(self._channel)
@@ -172,7 +172,7 @@ class Plans:
         rank, size = members.rank, members.size
         elements = int(np.prod(request.shape, dtype=np.int64)) if request.collective in VECTOR else sum(request.counts)
         nbytes = elements * request.dtype.itemsize
-        # What one rank sends in an uneven all_to_all is its own affair, and must not choose the algorithm for all.
+        # In an uneven all_to_all each rank chooses its own sizes, so they must not choose the algorithm for all.
         uneven = request.collective is Collective.ALL_TO_ALL and request.uneven is not None
         reduction = request.reduction
         ordered = reduction is not None and not reduction.commutes
@@ -187,14 +187,14 @@ class Plans:
         )
         root = max(request.root, 0)
         if choice.algorithm not in BUILTIN:
-            # Imported here: those that come with manyhands are proved by its tests, and nobody pays for the verifier without others.
+            # Imported here: tests prove the algorithms of manyhands, so that a job without others need not load the verifier.
             from manyhands.config.plugins.proving import check_use
 
             check_use(choice.algorithm, size, root, choice.segments, members.ranks_per_host)
         schedule = _schedule(choice.algorithm, rank, size, root, choice.segments, members.ranks_per_host)
         if request.collective in _ONE_WAY and size > 1:
-            # The data flow one way, from or to the root or the last rank. The barrier in their shadow makes every rank hear from every other, so
-            # that none returns before all have entered the same request.
+            # The data flow one way, from or to the root or the last rank. With the barrier beside it, every rank hears from every other, so
+            # that no rank returns before all have entered the same request.
             schedule = in_parallel(schedule, dissemination(rank, size))
         signature = request.signature(algorithm=f"{choice.algorithm.name}/{choice.segments}")
         input_offsets, output_offsets = _offsets(request, schedule, choice.segments, elements, rank)
@@ -246,7 +246,7 @@ def _schedule(algorithm: Algorithm, rank: int, size: int, root: int, segments: i
 def _offsets(
     request: Request, schedule: Schedule, segments: int, elements: int, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where the chunks of ``INPUT`` and ``OUTPUT`` begin, in elements, for a schedule of this request."""
+    """Return the offsets of the chunks of ``INPUT`` and ``OUTPUT``, in elements, for a schedule of this request."""
     if request.collective in VECTOR:
         if schedule.input_chunks == schedule.output_chunks == 1:
             return (0, elements), (0, elements)

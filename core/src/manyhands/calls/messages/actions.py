@@ -37,7 +37,7 @@ class MessagePath:
     Parameters
     ----------
     job, members, ledger
-        Where the group lives, who belongs to it, and its books.
+        The job, the members of the group, and its books.
     """
 
     def __init__(self, job: Job, members: Members, ledger: Ledger) -> None:
@@ -98,13 +98,13 @@ class MessagePath:
         return Incoming(direction.rank, self._channel, number, out, signature, kinds)
 
     def fast(self, action: MessageAction, array: Array) -> CachedSend | CachedRecv | CachedExchange | None:
-        """Return the fast way of a message that was just moved, where it has one."""
+        """Return the fast path of a message that was just moved, if it has one."""
         sending, receiving, kind = action.sending, action.receiving, (array.dtype, array.shape)
         if self._transport is None or self.job.runtime.is_simulated or not action.is_repeatable:
             return None
         send: CachedSend | None = None
         if sending is not None:
-            # In this order: another thread may send what lets the direction forget the kind.
+            # In this order: another thread may send an array that makes the direction forget the kind.
             forgotten, tag = sending.kinds.forgotten, sending.kinds.tag(kind)
             if tag is None:
                 return None
@@ -211,7 +211,7 @@ class MessageAction:
     path, message
         The group's path, and the message.
     sending, target
-        The memory, C-contiguous; None where nothing is sent, and for new memory.
+        The memory, C-contiguous; None if nothing is sent, and for new memory.
     """
 
     __slots__ = ("_message", "_path", "_sent", "_target", "receiving", "sending", "turns", "what")
@@ -226,17 +226,17 @@ class MessageAction:
         self._target = target
         self.sending: Direction | None = None if to is None else ledger.direction(to, is_send=True)
         self.receiving: Direction | None = None if whence is None else ledger.direction(whence, is_send=False)
-        # Both turns first, and only then the numbers of the messages: who gives up while it waits must not have used one.
+        # Both turns first, and only then the numbers of the messages: a caller that gives up while it waits must not have used one.
         self.turns: tuple[Turns, ...] = tuple(each for each in (self.sending, self.receiving) if each is not None)
         self.what: Words = Words(to, whence, message.signature)
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it is an array of the user's, and what comes is what the caller gets: not where a sendrecv receives from nobody."""
+        """Whether it is the user's array, and the result is the received one: not if a sendrecv receives from no rank."""
         return self._message.signature is ARRAY and (self.receiving is not None or self._message.target is None)
 
     def apart(self, targets: Sequence[Array]) -> Callable[[Any], Any] | None:
-        """As `HostAction.apart`, for what is received."""
+        """As `HostAction.apart`, for the received array."""
         message, out = self._message, self._message.target
         assert not isinstance(out, DeviceArray)
         is_there = (
@@ -249,7 +249,7 @@ class MessageAction:
         return partial(given, out, message.give)
 
     def run(self, deadline: Deadline) -> Any:
-        """Move it; return what was received, None where nothing was.
+        """Move it; return the received array, None if there is none.
 
         Raises
         ------
@@ -272,7 +272,7 @@ class MessageAction:
 
 
 class Words:
-    """What a call is, in words that are made only when somebody asks."""
+    """A call in words, which are made only on demand."""
 
     __slots__ = ("_dest", "_kind", "_source", "nbytes")
 
@@ -280,7 +280,7 @@ class Words:
         self._kind = signature.operation.removeprefix("send")
         self._dest = dest
         self._source = source
-        self.nbytes: int = 0  # of what is sent, if that is always the same
+        self.nbytes: int = 0  # of the sent array, if it always has the same size
 
     def of(self, nbytes: int) -> Words:
         """Return the words for a call that sends so many bytes each time."""

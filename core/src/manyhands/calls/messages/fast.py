@@ -36,15 +36,15 @@ class End(NamedTuple):
     Attributes
     ----------
     job, members, ledger
-        Where the group lives, who belongs to it, and its books.
+        The job, the members of the group, and its books.
     direction
         The books of the direction.
     transport, box
-        What moves its messages.
+        The transport and the mailbox of its messages.
     what
-        A call in words: an object that makes them when somebody asks.
+        A call in words: an object that makes them on demand.
     sender
-        Who sends, as a rank of the world.
+        The sender, as a rank of the world.
     move
         ``move(number, array, deadline, on_stall, step)``: sends an array, or receives one into an array or None for a new one, from a step on,
         as `manyhands.calls.messages.point_to_point.move` counts them; returns it.
@@ -62,12 +62,12 @@ class End(NamedTuple):
 
 
 class _Fast(ABC):
-    """What sends and receives have in common.
+    """The common part of sends and receives.
 
     Attributes
     ----------
     turns
-        The books of its direction, where it takes turns.
+        The books of its direction, if it takes turns.
     """
 
     __slots__ = ("_box", "_end", "_header", "_name", "_number", "_number_at", "_tags", "_what", "turns")
@@ -84,33 +84,33 @@ class _Fast(ABC):
         self._tags = [slot[:TAG_BYTES].cast("Q") for slot in slots]
 
     def _blank_header(self, nbytes: int, index: int) -> tuple[bytearray, int]:
-        """Return the header of a message but for its number, and where that stands."""
+        """Return the header of a message except for its number, and the offset of the number."""
         head, tail = split_header(pack_header(ARRAY, self._end.sender, self._end.members.channel + 1, 0, nbytes, index))
         return bytearray(head + bytes(8) + tail), len(head)
 
     def _slots(self, kind: Kind) -> list[Array]:
-        """Return where arrays of a kind lie in each slot."""
+        """Return the arrays of a kind in each slot."""
         slots = self._box.outgoing if self.turns.is_send else self._box.incoming
         return [_ndarray(kind[1], kind[0], slot, TAG_BYTES) for slot in slots]
 
     def _wait(self, transfers: Sequence[Transfer], number: int, deadline: Deadline) -> None:
-        """Wait for what was not done at once."""
+        """Wait for the messages that were not done at once."""
         for transfer in transfers:
             checked_transfer(transfer, self._box, "post" if self.turns.is_send else "fetch")
         with _Slow(self._end, [(self.turns.rank, self.turns.is_send, number)]) as slow:
             _wait(self._end.transport, transfers, deadline, slow.report, [self.turns.rank])
 
     def _move(self, number: int, array: Array | None, timeout_s: float, step: int) -> Array:
-        """Move what does not travel in an opening alone, from a step on."""
+        """Move the part that does not travel in an opening alone, from a step on."""
         with _Slow(self._end, [(self.turns.rank, self.turns.is_send, number)]) as slow:
             return self._end.move(number, array, _until(self.turns.started, timeout_s), slow.report, step)
 
     def later(self, array: Any, out: Any) -> Later | None:
-        """Return the call to be made later: in words, whose turn it needs, and what makes it in so many seconds then; None where it must go the long way."""
+        """Return the call to be made later: its words, its turn, and a function that makes it within a number of seconds; None for the slow path."""
         return (self._name, self.turns, partial(self._in_turn, array, out)) if self._fits(array, out) else None
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
-        """Make the call, and return what came, in ``out`` or as a new array; `SLOW_PATH` where it must go that.
+        """Make the call, and return the received array, in ``out`` or as a new array; `SLOW_PATH` if it must take that path.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class _Fast(ABC):
         """Move message ``number`` from a step on."""
 
     def _compiled_parts(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Any, ...] | None:
-        """Return what its compiled form is made of; None where the mailbox has none."""
+        """Return the parts of its compiled form; None if the mailbox has none."""
         if self._box.compiled is None:
             return None
         turns = self.turns
@@ -140,9 +140,9 @@ class _Fast(ABC):
         return *own, self._box, bytes(self._header), self._number_at, OPENING_BYTES
 
     def rest_header(self, nbytes: int) -> bytes | None:
-        """Return the header, but for its number, of what follows the opening of an array of ``nbytes`` bytes, through the mailbox.
+        """Return the header, except for its number, of the message after the opening of an array of ``nbytes`` bytes, through the mailbox.
 
-        Empty where nothing follows; None where more follows than the mailbox takes.
+        Empty if no message follows; None if it is too long for the mailbox.
         """
         rest = nbytes - FIRST_BYTES
         if rest > len(self._box.outgoing[0]):
@@ -180,7 +180,7 @@ class _Fast(ABC):
 
     @abstractmethod
     def _fits(self, array: Any, out: Any) -> bool:
-        """Tell whether arrays are such as this is for."""
+        """Return whether this is for arrays like the given ones."""
 
     @abstractmethod
     def _go(self, array: Any, out: Any, number: int, timeout_s: float) -> Any:
@@ -204,7 +204,7 @@ class _Slow:
         self._end.ledger.end(self._record)
 
     def report(self, peers: list[int]) -> None:
-        """Tell the store that it waits."""
+        """Report to the store that it waits."""
         self._end.ledger.report_message_wait(self._record, self._messages, peers)
 
 
@@ -216,7 +216,7 @@ class CachedSend(_Fast):
     end
         This rank's end.
     kind, tag
-        The dtype and the shape, and what stands for them.
+        The dtype and the shape, and the number that represents them.
     forgotten
         How many kinds the direction had forgotten when it knew this one.
     """
@@ -270,7 +270,7 @@ class CachedSend(_Fast):
 
 
 class CachedRecv(_Fast):
-    """Receives from one rank. Arrays that travel in their opening alone are fast; what else comes goes on from there the long way."""
+    """Receives from one rank. Arrays that travel in their opening alone are fast; all others continue on the slow path from there."""
 
     __slots__ = ("_known", "_learns")
 
@@ -296,13 +296,13 @@ class CachedRecv(_Fast):
         return came
 
     def learn(self, came: Array) -> None:
-        """Let the compiled form know the kind of what came."""
+        """Show the compiled form the kind of the received array."""
         tag, header = self.turns.kinds.tag((came.dtype, came.shape)), self.rest_header(came.nbytes)
         if self._learns is not None and tag is not None and header is not None:
             self._learns(int.from_bytes(tag, "little"), came, header)
 
     def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """As for `HostFast`. It learns what comes."""
+        """As for `HostFast`. It learns the kind of the received array."""
         parts = self._compiled_parts(dtype, shape)
         if parts is None:
             return None
@@ -329,12 +329,12 @@ class CachedRecv(_Fast):
         return self._others(number, out, timeout_s)
 
     def _others(self, number: int, out: Array | None, timeout_s: float) -> Array:
-        """Receive what is new, or long, or does not fit."""
+        """Receive an array that is new, or long, or does not fit."""
         array, kinds = self._move(number, out, timeout_s, OPENED), self.turns.kinds
         kind = array.dtype, array.shape
         tag = kinds.tag(kind)
         if tag is not None and array.nbytes <= FIRST_BYTES:
-            # A tag is made of what it stands for, so that it never means anything else.
+            # A tag is computed from its kind, so that it never means another one.
             if len(self._known) >= kinds.most:
                 self._known.clear()
             self._known[int.from_bytes(tag, "little")] = kind, self._slots(kind)
@@ -342,7 +342,7 @@ class CachedRecv(_Fast):
 
 
 class CachedExchange:
-    """Sends to one rank and receives from one, at once, where what is sent travels in its opening alone.
+    """Sends to one rank and receives from one, at once, if the sent array travels in its opening alone.
 
     Parameters
     ----------
@@ -353,7 +353,7 @@ class CachedExchange:
     end
         This rank's end of the direction that it receives from.
     move
-        ``move((sent, received), array, out, deadline, on_stall, steps)``: moves both messages from steps on, and returns what came.
+        ``move((sent, received), array, out, deadline, on_stall, steps)``: moves both messages from steps on, and returns the received one.
     """
 
     __slots__ = ("_end", "_move", "_recv", "_send", "_what")
@@ -371,7 +371,7 @@ class CachedExchange:
         return self._send.is_stale
 
     def run(self, array: Array, out: Any, timeout_s: float) -> Any:
-        """Exchange arrays; return the one that came, in ``out`` or as a new one. `SLOW_PATH` where it must go that.
+        """Exchange arrays; return the received one, in ``out`` or as a new one. `SLOW_PATH` if it must take that path.
 
         Raises
         ------
@@ -425,7 +425,7 @@ class CachedExchange:
         return recv.take(received, out, timeout_s)
 
     def go_on(self, array: Array, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
-        """As for `HostFast`: the number is that of what is received, and the step has both, that of what is sent times 4."""
+        """As for `HostFast`: the number is that of the received message, and the step holds both numbers, the sent one times 4."""
         received, step = at
         sent = self._send.turns.books.next - 1
         return self._carry_out(array, target, timeout_s, lambda: (sent, received), partial(self._rest, divmod(step, 4)))

@@ -1,9 +1,9 @@
 """Send and receive: arrays from one rank to one other, with their dtype and shape in front.
 
-An array travels as an *opening*, and then the rest of its bytes. The opening has one fixed length, since the receiver does not know what comes:
+An array travels as an *opening*, and then the rest of its bytes. The opening has one fixed length, because the receiver does not know the array:
 
 =======================  ==================  =====================================================
-dtype and shape          the first 8 bytes   what follows
+dtype and shape          the first 8 bytes   the rest of the opening
 =======================  ==================  =====================================================
 new in this direction    0                   their description, and the array's first 1,024 bytes
 as once before           their tag           the array's first 1,288 bytes
@@ -55,7 +55,7 @@ AT_BEGINNING, OPENED, OVER, DONE = range(4)
 
 TAG_BYTES: int = 8
 FIRST_BYTES: int = DESCRIPTION_BYTES + 1024
-"""The longest array that travels in its opening alone, where its kind is known."""
+"""The longest array that travels in its opening alone, if its kind is known."""
 OPENING_BYTES: int = TAG_BYTES + FIRST_BYTES
 _DESCRIBED = bytes(TAG_BYTES)
 _PIECE_BYTES = 1 << 20
@@ -116,13 +116,13 @@ class Kinds:
             self._tags.pop(self._kinds.pop(next(iter(self._kinds))), None)
         tag = hashlib.blake2b(pack_description(*kind), digest_size=TAG_BYTES).digest()
         other = self._kinds.get(tag)
-        if other is not None:  # dtypes that differ in what does not travel, such as titles, are one kind
+        if other is not None:  # dtypes that differ only in titles and the like, which do not travel, are one kind
             self._tags.pop(other, None)
         self._kinds[tag], self._tags[kind] = kind, tag
 
 
 class Outgoing:
-    """An array on its way to ``peer``: message ``number`` of that direction, which knows ``kinds``; None where each is described."""
+    """An array on its way to ``peer``: message ``number`` of that direction, which knows ``kinds``; None if each array is described."""
 
     __slots__ = ("_array", "_channel", "_kinds", "_rank", "_signature", "finished", "number", "peer")
 
@@ -161,7 +161,7 @@ class Outgoing:
         return data[first:]
 
     def rest(self) -> memoryview:
-        """Return what does not travel in the opening, where the kind is known."""
+        """Return the part that does not travel in the opening, if the kind is known."""
         return bytes_of(self._array)[FIRST_BYTES:]
 
     def header(self, nbytes: int, index: int) -> bytes:
@@ -202,7 +202,7 @@ class Incoming:
         if tag != _DESCRIBED:
             kind = None if self._kinds is None else self._kinds.kind(tag)
             if kind is None:
-                raise Damaged(self.peer, f"rank {self.peer} sent an array of a kind that it has not described: {tag!r}")
+                raise Damaged(self.peer, f"rank {self.peer} sent an array of a kind that it has not described before: {tag!r}")
             dtype, shape = kind
         else:
             start += DESCRIPTION_BYTES
@@ -224,10 +224,10 @@ class Incoming:
             if self._out is not None:
                 raise self._mismatch(sent)
             raise DescriptionMismatch(
-                self.peer, f"rank {self.peer} sent {sent}, and this rank cannot make such an array: pip install ml_dtypes"
+                self.peer, f"rank {self.peer} sent {sent}, but this rank cannot make such an array: pip install ml_dtypes"
             )
         if math.prod(extent or 1 for extent in shape) * dtype.itemsize >= 1 << 62:
-            raise Damaged(self.peer, f"rank {self.peer} sent an array that cannot be: {sent}")
+            raise Damaged(self.peer, f"rank {self.peer} sent the description of an impossible array: {sent}")
         if self._kinds is not None:
             self._kinds.learn((dtype, shape))
         return dtype, shape
@@ -236,11 +236,12 @@ class Incoming:
         assert self._out is not None
         expected = f"{self._out.dtype}{list(self._out.shape)}"
         return DescriptionMismatch(
-            self.peer, f"rank {self.peer} sent {sent}, and out= is {expected}: give an out= like what is sent, or none"
+            self.peer,
+            f"rank {self.peer} sent {sent}, but out= is {expected}: give an out= like the sent array, or leave it out",
         )
 
     def rest(self) -> memoryview:
-        """Return the memory for what does not travel in the opening, where the kind is known and the array is there."""
+        """Return the memory for the part that does not travel in the opening, if the kind is known and the array is there."""
         assert self.array is not None
         return bytes_of(self.array)[FIRST_BYTES:]
 
@@ -275,11 +276,11 @@ def move(
     Parameters
     ----------
     transport
-        What moves them.
+        The transport that moves them.
     boxes
         Its mailboxes of the peers, which are connected.
     outgoing, incoming
-        What to move.
+        The arrays to move.
     deadline, on_stall
         As for `Waiter`.
     steps
@@ -289,7 +290,7 @@ def move(
     Raises
     ------
     DescriptionMismatch
-        Something else came than ``out=`` can take; ``out=`` is untouched.
+        An array came that ``out=`` cannot take; ``out=`` is untouched.
     Overdue, LinkLost, HeaderMismatch
         As `Waiter.wait`; ``out=`` may be partly written.
     """
@@ -298,7 +299,7 @@ def move(
     if incoming is not None:
         ways.append(mover.receive(incoming, steps[1]))
     waiter: Waiter | None = None
-    # Each way goes on as far as it can, and says what it waits for.
+    # Each direction proceeds as far as it can, and says what it waits for.
     active = [(way, transfer) for way in ways if (transfer := next(way, None)) is not None]
     while active:
         if waiter is None:
@@ -322,7 +323,7 @@ class _Mover:
         self._boxes = boxes
 
     def send(self, flow: Outgoing, step: int) -> Iterator[Transfer]:
-        """Send the opening, and the rest: through the mailbox where it is short."""
+        """Send the opening, and the rest: through the mailbox if it is short."""
         box = self._boxes[flow.peer]
         if step == AT_BEGINNING:
             rest = flow.open(box.outgoing[box.next_out])
@@ -339,7 +340,7 @@ class _Mover:
         flow.finished = True
 
     def receive(self, flow: Incoming, step: int) -> Iterator[Transfer]:
-        """Receive the opening, unless it is there, and the rest: through the mailbox where it is short."""
+        """Receive the opening, unless it is there, and the rest: through the mailbox if it is short."""
         if step == DONE:
             flow.finished = True
             return
@@ -364,7 +365,7 @@ class _Mover:
 
 
 def _unfinished(transfer: Transfer | None, source: Transport | Mailbox, call: str) -> Iterator[Transfer]:
-    """Yield a transfer that is not done at once; look at what a plugin gave."""
+    """Yield a transfer that is not done at once; check a plugin's result."""
     if transfer is None and isinstance(source, Mailbox):
         return
     if not checked_transfer(transfer, source, call).done:

@@ -1,6 +1,6 @@
 """Books: the turn and the numbers of calls that run one after the other, and the last of them that were short.
 
-They are what a fast call touches each time. So they have a compiled form, of the module ``manyhands_native``, which does the same; there the
+A fast call touches them each time. So they have a compiled form, of the module ``manyhands_native``, which does the same; there the
 interpreter's lock takes the place of theirs.
 """
 
@@ -21,16 +21,16 @@ _now = time.monotonic
 
 
 class Books(Protocol):
-    """What is kept for calls that run one after the other.
+    """The state of calls that run one after the other.
 
     Attributes
     ----------
     busy
-        Whether anybody has the turn.
+        Whether a call has the turn.
     next
         The number of the next call.
     messages
-        How many calls there were that move messages, in any direction, where these books are those that count them.
+        The number of calls that move messages, in any direction, if these books count them.
     call
         The number by which the call that runs is known to the user.
     started
@@ -44,15 +44,15 @@ class Books(Protocol):
     started: float
 
     def take(self, turn: object = None, /) -> bool:
-        """Take the turn where nobody has it; else put what stands for a turn at the end of the queue, unless it is None. Tell which."""
+        """Take the turn if it is free; otherwise append an object for the turn to the queue, unless it is None. Return which happened."""
         ...
 
     def give(self) -> Any:
-        """Give the turn to the first in the queue, which is returned; None where there is nobody, and the turn is free."""
+        """Give the turn to the first in the queue, which is returned; None if the queue is empty, and the turn is free."""
         ...
 
     def drop(self, turn: object, /) -> bool:
-        """Take a turn out of the queue; tell whether it was in there."""
+        """Take a turn out of the queue; return whether it was there."""
         ...
 
     def begin(self, what: object, /) -> int:
@@ -82,9 +82,9 @@ class PythonBooks:
     Parameters
     ----------
     channel
-        Where its calls are.
+        The channel of its calls.
     counted
-        Other books, in which the calls are counted as ones that move messages; None where they are known by their number here.
+        Other books, in which the calls are counted as ones that move messages; None if they are known by their number here.
     kept
         How many of the last short calls are kept.
     """
@@ -161,5 +161,5 @@ class PythonBooks:
 
 
 def books_of(module: ModuleType | None, channel: int, counted: Books | None = None, kept: int = KEPT) -> Books:
-    """Return books in the form that a job has: that of the module ``manyhands_native``, or Python's where it is None."""
+    """Return books in the form of the job: that of the module ``manyhands_native``, or Python's if it is None."""
     return (PythonBooks if module is None else module.Books)(channel, counted, kept)

@@ -1,7 +1,7 @@
-"""The books of a group: the numbers of its calls, whether it may be used, whose turn it is, and what is recorded.
+"""The books of a group: the numbers of its calls, whether it may be used, the turns of its calls, and the records of the flight recorder.
 
-Nothing else writes any of these. What the control connection says of a rank's progress, and what the flight recorder tells after a failure,
-come from here alone.
+Nothing else writes any of these. The control connection reports a rank's progress, and the flight recorder reports after a failure,
+only from here.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _NOBODY = -1
 
 
 class Direction(Turns):
-    """The books of the messages in one direction between this rank and another. It is also where they take turns.
+    """The books of the messages in one direction between this rank and another. The messages also take turns here.
 
     Parameters
     ----------
     ledger
         The books of the group.
     job, members
-        Where it lives, and who belongs to it.
+        The job, and the members of the group.
     rank
-        The other rank, as the world counts; -1 for nobody.
+        The other rank, as the world counts; -1 for no rank.
     is_send
         Whether this rank sends.
     books
-        Where its messages are numbered.
+        The books that number its messages.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Direction(Turns):
         return number
 
     def enter(self, what: object) -> int:
-        """Begin a message now: its turn, and its number, which is returned; -1 where it must go the long way."""
+        """Begin a message now: its turn, and its number, which is returned; -1 if it must take the slow path."""
         if not (self._ledger.is_usable and self.books.take()):
             return -1
         try:
@@ -102,14 +102,14 @@ class Direction(Turns):
 
 
 class Ledger(Turns):
-    """The books of one group. It is also where its collectives take turns.
+    """The books of one group. Its collectives also take turns here.
 
     Parameters
     ----------
     job, members
-        Where the group lives, and who belongs to it.
+        The job, and the members of the group.
     plugins
-        Who may observe.
+        The observers.
     module
         The compiled executor, for its form of the books; None for Python's.
     """
@@ -143,7 +143,7 @@ class Ledger(Turns):
         self._directions: dict[tuple[int, bool], Direction] = {}
         self._making = threading.Lock()
         self._record: Record | None = None
-        # Whoever still holds a closed group is told so; once nobody does, its number need not be known any more.
+        # Code that still holds a closed group gets an error; once no code does, its number need not be known any more.
         weakref.finalize(self, job.closed_groups.discard, members.number).atexit = False
         job.control.counted.calls[members.channel] = books
         job.control.counted.members[members.channel] = tuple(members.ranks)
@@ -167,7 +167,7 @@ class Ledger(Turns):
 
     @property
     def is_usable(self) -> bool:
-        """Whether calls may be made; where not, `check` says why."""
+        """Whether calls may be made; if not, `check` says why."""
         job = self._job
         return not (job.closed or self._control.verdict or self._number in job.closed_groups)
 
@@ -225,12 +225,12 @@ class Ledger(Turns):
         self._recorder.note(self._channel, sequence, signature, started)
 
     def report_wait(self, record: Record, signature: CallSignature, peers: list[int]) -> None:
-        """Tell the store that a collective waits for ``peers``."""
+        """Report to the store that a collective waits for ``peers``."""
         name, members = signature.operation, list(self._members.ranks)
         self._control.report_wait(record, Wait(self._channel, record.sequence, name, signature.digest, peers, [], members))
 
     def report_message_wait(self, record: Record, messages: list[tuple[int, bool, int]], peers: list[int]) -> None:
-        """Tell the store that a call waits for messages: with which rank, whether they are sent, and their numbers."""
+        """Report to the store that a call waits for messages: with which rank, whether they are sent, and their numbers."""
         members = list(self._members.ranks)
         wait = Wait(self._channel + 1, record.sequence, str(record.call), b"", peers, messages, members)
         self._control.report_wait(record, wait)
@@ -238,7 +238,7 @@ class Ledger(Turns):
     # Collectives that were made before: one visit to the books when they begin, and one when they end
 
     def enter(self, signature: CallSignature) -> int:
-        """Begin a call now: its turn, its number, and its place in the recorder. Return the number; -1 where it must go the long way."""
+        """Begin a call now: its turn, its number, and its place in the recorder. Return the number; -1 if it must take the slow path."""
         job, books = self._job, self.books
         if (
             job.closed
@@ -255,7 +255,7 @@ class Ledger(Turns):
             raise
 
     def record_slow(self, signature: CallSignature) -> partial[None]:
-        """Make the call that has its turn a record of its own, since it must wait; return what tells the store of that."""
+        """Give the call that has its turn a record of its own, because it must wait; return a function that reports this to the store."""
         self._record = record = self._recorder.start(self._channel, self.next - 1, signature)
         return partial(self.report_wait, record, signature)
 
@@ -273,7 +273,7 @@ class Ledger(Turns):
     # Messages
 
     def direction(self, peer: int | None, is_send: bool) -> Direction:
-        """Return the books of one direction to or from a rank of the world. None is nobody, for whom nothing waits."""
+        """Return the books of one direction to or from a rank of the world. None is no rank, for which nothing waits."""
         key = _NOBODY if peer is None else peer, is_send
         direction = self._directions.get(key)
         if direction is None:

@@ -1,8 +1,8 @@
 """Turns: calls that must run one after the other, in the order in which they came.
 
-A collective of a group, and a message of one direction between two ranks, must come in the same order on both sides. Whoever
-makes such a call takes its turn: the calling thread itself where it waits for the result (no thread is woken
-when nobody else has it), a background thread where it does not.
+A collective of a group, and a message of one direction between two ranks, must come in the same order on both sides. A thread
+takes the turn of such a call: the calling thread itself if it waits for the result (no thread is woken if no other call
+has the turn), otherwise a background thread.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Turns:
     Parameters
     ----------
     runtime
-        What its threads run on.
+        The runtime of its threads.
     holder
-        Who has the turn while others wait, in words.
+        The owner of the turn while others wait, in words.
     peer
-        The rank of the world that the calls talk with, where it is one.
+        The rank of the world at the other end of the calls, if there is just one.
     books
-        Where the turn is kept.
+        The books that keep the turn.
     """
 
     __slots__ = ("_next", "_runner", "books", "holder", "peer", "runtime")
@@ -51,7 +51,7 @@ class Turns:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has a turn."""
+        """Whether the turn is free."""
         return not self.books.busy
 
     @property
@@ -60,15 +60,15 @@ class Turns:
         return self._runner == threading.get_ident()
 
     def take(self, deadline: Deadline, *, for_good: bool = False) -> bool:
-        """Wait for the calling thread's turn; `give` must follow. Return whether nobody was before it.
+        """Wait for the calling thread's turn; `give` must follow. Return whether the turn was free.
 
         Parameters
         ----------
         deadline
             Until when to wait.
         for_good
-            Whether the thread makes no other call of the group when its turn does not come, so that it can be counted as
-            waiting for ever.
+            Whether the thread makes no other call of the group if its turn does not come, so that it can be counted as
+            waiting forever.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Turns:
         return False
 
     def take_if_free(self) -> bool:
-        """Take the turn if nobody has it and nobody waits, without waiting; `give` must follow where that was so."""
+        """Take the turn if it is free and no call waits, without waiting; `give` must follow if that was so."""
         return self.books.take()
 
     def give(self) -> None:
@@ -111,13 +111,13 @@ class Turns:
             return
         try:
             self.runtime.start(self._drain)
-        except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
+        except RuntimeError:  # no thread can be started: the call is made all the same, only not in the background
             self._drain()
 
     def submit(self, action: Callable[[], None]) -> None:
         """Run ``action``, which must not raise, in a background thread when its turn comes.
 
-        Where this process can have no more threads, which is so while the interpreter ends, it runs here and now.
+        If this process can start no more threads, as while the interpreter ends, it runs here and now.
         """
         if not self.books.take((action, None)):
             return

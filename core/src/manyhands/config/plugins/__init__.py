@@ -1,10 +1,10 @@
-"""Which plugins there are, what they provide, and what is wrong with those that cannot be used.
+"""The installed plugins, their contents, and the faults of those that cannot be used.
 
 Three tiers, each paid for only when it is asked for:
 
-1. **list**: names, distributions and versions from the metadata of what is installed; nothing is imported.
+1. **list**: names, distributions and versions from the metadata of installed packages; nothing is imported.
 2. **describe**: one plugin's light module is imported and gives its `BackendSpec`.
-3. **create**: the factory that the spec names is imported, and with it CuPy, mpi4py or whatever the backend needs.
+3. **create**: the factory that the spec names is imported, and with it CuPy, mpi4py or other needs of the backend.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def describe_backend(name: str) -> BackendSpec:
-    """Return what a backend says of itself; its plugin's light module is imported, and nothing else.
+    """Return the description of a backend; its plugin's light module is imported, and nothing else.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["candidates", "weigh"]
 
 Lacking = Callable[[str], str | None]
-"""Says of a backend what it cannot do without, and has not; None where nothing is missing."""
+"""Names a setting that a backend needs, and that is not set; None if nothing is missing."""
 
 
 def candidates(manager: PluginManager, lacking: Lacking | None = None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
@@ -26,9 +26,9 @@ def candidates(manager: PluginManager, lacking: Lacking | None = None) -> tuple[
     Parameters
     ----------
     manager
-        Who knows the backends.
+        The plugins that are installed.
     lacking
-        Says of a backend what its configuration lacks, None where nothing: `Resolved.lacking`.
+        Names what is missing in a backend's configuration, None for nothing: `Resolved.lacking`.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def candidates(manager: PluginManager, lacking: Lacking | None = None) -> tuple[
             what.append("remove a switch")
         if lacking_hint := next((name for name in ("tcp", "shm") if name not in installed), None):
             what.append(f"install one, for example with: {install_hint(lacking_hint)}")
-        raise BackendUnavailableError(f"'auto' finds no backend that can run here:{reasons}\n{', or '.join(what)}")
+        raise BackendUnavailableError(f"'auto' found no backend that can run here:{reasons}\n{', or '.join(what)}")
     return specs, passed_over
 
 
@@ -77,7 +77,7 @@ def _candidates(manager: PluginManager, lacking: Lacking | None) -> tuple[list[B
         if spec is None:
             passed_over.append((name, str(description.error)))
         elif spec.auto_priority is None:
-            passed_over.append((name, "it is used only when it is asked for by name"))
+            passed_over.append((name, "it is used only if it is chosen by name"))
         elif (reason := manager.available(name)) is not None or (lacking and (reason := lacking(name))):
             passed_over.append((name, reason))
         else:
@@ -86,6 +86,6 @@ def _candidates(manager: PluginManager, lacking: Lacking | None) -> tuple[list[B
 
 
 def _with_the_others(specs: list[BackendSpec], passed_over: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return what was passed over, with all but the first of the candidates."""
-    others = [(spec.name, f"it can run, and {specs[0].name} comes before it") for spec in specs[1:]]
+    """Return the skipped backends, with all but the first of the candidates."""
+    others = [(spec.name, f"it can run, but {specs[0].name} comes before it") for spec in specs[1:]]
     return sorted([*passed_over, *others])

@@ -31,7 +31,7 @@ BACKEND_GROUP: Final[str] = "manyhands"
 """The entry-point group of backends."""
 
 EXTENSION_GROUP: Final[str] = "manyhands.extensions"
-"""The entry-point group of everything else: algorithms, observers, native collectives."""
+"""The entry-point group of all other plugins: algorithms, observers, native collectives."""
 
 COMMAND_GROUP: Final[str] = "manyhands.commands"
 """The entry-point group of commands of ``manyhands``; the switches of plugins do not count, as each is imported when it is typed."""
@@ -127,7 +127,7 @@ def switch_against(taken: InstalledPlugin, newcomer: InstalledPlugin) -> str:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that ``name`` is most likely a misspelling of, None if there is none."""
+    """Return the most likely candidate if ``name`` is misspelled, None if there is none."""
     import difflib  # only a mistake needs it
 
     by_lower = {candidate.lower(): candidate for candidate in candidates}
@@ -150,12 +150,12 @@ def install_hint(name: str) -> str:
 def unknown_backend_text(
     name: str, installed: Collection[str], switches: Switches, left_out: Mapping[str, str] | None = None
 ) -> str:
-    """Say what is wrong with the backend ``name``, what is there instead, and what to do.
+    """Return a message about the backend ``name``: the reason, the installed backends, and the remedy.
 
     Parameters
     ----------
     name
-        What was asked for.
+        The missing name.
     installed
         The backends that count.
     switches
@@ -170,9 +170,7 @@ def unknown_backend_text(
     if (reason := (left_out or {}).get(name, "")).startswith("it is blocked"):  # by its distribution or module
         return f"the backend {name!r} cannot be chosen: {reason}; remove it, or choose another (installed: {listed})"
     if reason:
-        text += (
-            f"; MANYHANDS_NO_AUTOLOAD is set, so only those count that MANYHANDS_PLUGINS names: try MANYHANDS_PLUGINS={name}"
-        )
+        text += f"; MANYHANDS_NO_AUTOLOAD is set, so only backends in MANYHANDS_PLUGINS are used: try MANYHANDS_PLUGINS={name}"
     elif hint := install_hint(name):
         text += f"; install it with: {hint}"
     elif suggestion := nearest(name, [*installed, "auto", *_FIRST_PARTY]):

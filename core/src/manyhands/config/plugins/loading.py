@@ -1,4 +1,4 @@
-"""Importing what plugins name, and checking what they give."""
+"""Imports of the objects that plugins name, and checks of their results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _installed_once(path: tuple[str, ...]) -> dict[str, tuple[InstalledPlugin, .
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A backend and what came of describing it: exactly one of ``spec`` and ``error`` is there."""
+    """A backend and the result of describing it: exactly one of ``spec`` and ``error`` is set."""
 
     plugin: InstalledPlugin
     spec: BackendSpec | None = None
@@ -74,7 +74,7 @@ def named(error: BaseException) -> str:
 
 
 def owner(plugin: InstalledPlugin) -> str:
-    """Say in words which plugin it is and who brings it."""
+    """Return words for the plugin and its distribution."""
     if plugin.distribution == IN_PROCESS:
         return f"the plugin {plugin.value!r} of this process"
     return f"the plugin {plugin.value!r} of {plugin.distribution} {plugin.version}"
@@ -93,13 +93,13 @@ def import_plugin(plugin: InstalledPlugin) -> object:
 
 
 def whose(name: str, plugin: InstalledPlugin) -> str:
-    """Name a backend with who brings it."""
+    """Return words for a backend and its distribution."""
     by = "this process" if plugin.distribution == IN_PROCESS else f"{plugin.distribution} {plugin.version}"
     return f"the backend {name!r} of {by}"
 
 
 def absent(target: str) -> str | None:
-    """Say what is missing of ``"module:function"``, as far as it can be seen while nothing is imported; None where it seems to be there."""
+    """Return what is missing of ``"module:function"``, as far as can be seen without imports; None if it seems to exist."""
     module, _, function = target.partition(":")
     package = module.rpartition(".")[0]
     if module in sys.modules or (package and package not in sys.modules):
@@ -109,7 +109,7 @@ def absent(target: str) -> str | None:
         return f"there is no module {module!r}"
     if found.origin is None or not found.origin.endswith(".py"):
         return None
-    # Cheaper than the compiled module, and nearly as good: a name that stands nowhere in the text is not there.
+    # Cheaper than the compiled module, and nearly as good: a name that does not occur in the text does not exist.
     text = Path(found.origin).read_bytes()
     if re.search(rb"\b%s\b|\b__getattr__\b|\bimport \*" % re.escape(function).encode(), text):
         return None
@@ -117,7 +117,7 @@ def absent(target: str) -> str | None:
 
 
 def probed(spec: BackendSpec) -> str | None:
-    """Return why a backend cannot run here, None where it can; raises `Stuck` where its probe does not come back."""
+    """Return why a backend cannot run here, None if it can; raises `Stuck` if its probe does not return."""
     missing = absent(spec.factory)
     if missing:
         return f"its factory is {spec.factory!r}, and {missing}"
@@ -146,13 +146,13 @@ def load(spec: BackendSpec, what: str, plugin: InstalledPlugin) -> Any:
     function = getattr(module, attribute, None)
     if not callable(function):
         raise PluginError(
-            f"{name} names its {what} {target!r}, and there is no such {'class' if what == 'config' else 'function'}"
+            f"{name} names its {what} {target!r}, but there is no such {'class' if what == 'config' else 'function'}"
         )
     return function
 
 
 def config_kind(spec: BackendSpec, plugin: InstalledPlugin) -> type[object]:
-    """Return the class of a backend's config; it is imported where the spec names it.
+    """Return the class of a backend's config; it is imported if the spec names it.
 
     Raises
     ------
@@ -164,14 +164,14 @@ def config_kind(spec: BackendSpec, plugin: InstalledPlugin) -> type[object]:
     kind: type[object] = load(spec, "config", plugin)
     if not is_config(kind):
         raise PluginError(
-            f"{whose(spec.name, plugin)} names its config {spec.config!r}, and that is no subclass of "
-            "manyhands.api.BackendConfig and no frozen dataclass"
+            f"{whose(spec.name, plugin)} names its config {spec.config!r}, which is neither a subclass of "
+            "manyhands.api.BackendConfig nor a frozen dataclass"
         )
     return kind
 
 
 def checked_kind(given: T, kind: type[Any], source: str) -> T:
-    """Return what a backend's ``source`` gave, where it is of the kind that it must be of.
+    """Return the result of a backend's ``source``, if it has the right type.
 
     Raises
     ------
@@ -179,14 +179,14 @@ def checked_kind(given: T, kind: type[Any], source: str) -> T:
         It is not.
     """
     if not isinstance(given, kind):
-        raise PluginError(f"{source} returned {given!r}, and not a manyhands.api.{kind.__name__}")
+        raise PluginError(f"{source} returned {given!r} instead of a manyhands.api.{kind.__name__}")
     return given
 
 
 def logger() -> Any:
     """Return the logger of plugins."""
-    # Logging rather than warnings: under ``-W error`` a warning would break the very collective that must go on. Imported
-    # here because the first mishap is the first time that it is needed.
+    # Logging rather than warnings: under ``-W error`` a warning would break the very collective that must continue. Imported
+    # here because it is needed only at the first failure.
     import logging
 
     return logging.getLogger("manyhands.plugins")

@@ -67,11 +67,11 @@ class PluginManager:
     Attributes
     ----------
     settled
-        Whether all extensions are loaded; if not, `load_extensions` does that. What follows is the last word then, until a switch is added.
+        Whether all extensions are loaded; if not, `load_extensions` does that. The next two are final then, until a switch is added.
     observed
-        Whether anybody observes.
+        Whether there are observers.
     performs
-        Whether anybody may perform collectives natively.
+        Whether a plugin may perform collectives natively.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -114,9 +114,9 @@ class PluginManager:
             self.settled = False
 
     def block_broken(self) -> dict[str, PluginError]:
-        """Block the plugins and modules that a switch names and that cannot be loaded; return what is wrong with them, by name.
+        """Block the plugins and modules that a switch names and that cannot be loaded; return their errors, by name.
 
-        For who reports on what is there, and goes on; everybody else shall get the error, since somebody asked for the plugin.
+        For callers that report what is there, and continue; all other callers get the error, because they need the plugin.
         """
         broken: dict[str, PluginError] = {}
         with self._lock:
@@ -152,14 +152,14 @@ class PluginManager:
         return {plugin.name for plugin in installed(BACKEND_GROUP)} | set(self._registered)
 
     def unknown_text(self, name: str) -> str:
-        """Say that the backend ``name`` does not count, which ones do, and what to do; for messages."""
+        """Return words for messages: the backend ``name`` does not count, the backends that do, and the remedy."""
         names = self.names()
         return unknown_backend_text(name, names, self._switches, dict(self.why_left_out()))
 
     # -------------------------------------------------------------- tier 2: describe
 
     def describe(self, name: str) -> BackendSpec:
-        """Import the plugin of the backend ``name``, and no other, and return what it says of itself.
+        """Import the plugin of the backend ``name``, and no other, and return its description of itself.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class PluginManager:
         ApiVersionError
             The plugin was built for another version of the contract.
         PluginError
-            The plugin raises on import, or does not register what it should; chained to what it raised.
+            The plugin raises on import, or does not register what it should; chained to its exception.
         """
         found = [plugin for plugin in self.entries() if plugin.name == name]
         if not found:
@@ -216,7 +216,7 @@ class PluginManager:
         if name not in self._stuck:
             try:
                 return probed(spec)
-            except Stuck:  # who was stuck once is not waited for again
+            except Stuck:  # a probe that did not return once is not waited for again
                 self._stuck[name] = f"its probe did not return within {PROBE_S:g} s"
         return self._stuck[name]
 
@@ -228,7 +228,7 @@ class PluginManager:
         DuplicatePluginError
             One of its backends has the name of one that is already there; nothing is registered then.
         PluginError
-            It implements a hook wrongly, or does not register what it should; nothing is registered then.
+            It has a wrong implementation of a hook, or does not register what it should; nothing is registered then.
         """
         with self._lock:
             entry = InstalledPlugin(name, IN_PROCESS, "", name)
@@ -255,7 +255,7 @@ class PluginManager:
         return factory
 
     def config_kind(self, spec: BackendSpec) -> type[object]:
-        """Return the class of a backend's config; it is imported where the spec names it.
+        """Return the class of a backend's config; it is imported if the spec names it.
 
         Raises
         ------
@@ -305,12 +305,12 @@ class PluginManager:
         return launcher
 
     def load_diagnosis(self, spec: BackendSpec) -> Callable[[], Iterable[tuple[object, object]]]:
-        """Import what tells ``manyhands doctor`` of a backend that says it can. Raises as `load_factory` does."""
+        """Import the function that describes a backend for ``manyhands doctor``. Raises as `load_factory` does."""
         diagnosis: Callable[[], Iterable[tuple[object, object]]] = load(spec, "diagnose", self._plugin_of(spec))
         return diagnosis
 
     def whose(self, spec: BackendSpec) -> str:
-        """Name a backend with who brings it, for messages."""
+        """Return words for a backend and its distribution, for messages."""
         return whose(spec.name, self._plugin_of(spec))
 
     def _plugin_of(self, spec: BackendSpec) -> InstalledPlugin:
@@ -340,34 +340,34 @@ class PluginManager:
         return dict(self._refused)
 
     def native_collective(self, request: CollectiveRequest) -> NativeCollective | None:
-        """Ask the plugins who performs this kind of call natively; None leaves it to the engine. Not remembered here.
+        """Find the plugin that performs this kind of call natively; None leaves it to the engine. Not remembered here.
 
         Raises
         ------
         PluginError
-            A plugin raised, or returned what cannot be called; it must not be passed over, since the other ranks may have been promised its collective.
+            A plugin raised, or returned an object that cannot be called; core cannot skip it, because the other ranks may already rely on its collective.
         """
         self.load_extensions()
         try:
             native: NativeCollective | None = self._pluggy.hook.manyhands_collective(request=request)
         except Exception as error:
             raise PluginError(
-                f"a plugin raised {named(error)} when it was asked who performs {request.collective.value} on the "
+                f"a plugin raised {named(error)} when it should say whether it performs {request.collective.value} on the "
                 f"backend {request.backend!r}"
             ) from error
         if native is not None and not callable(native):
             raise PluginError(
-                f"a plugin returned {native!r} when it was asked who performs {request.collective.value} on the backend "
-                f"{request.backend!r}, and neither a function nor None"
+                f"a plugin returned {native!r} when it should say whether it performs {request.collective.value} on the backend "
+                f"{request.backend!r}; expected a function or None"
             )
         return native
 
     def notify_started(self, event: OperationEvent) -> None:
-        """Tell every observer that an operation starts; an observer that raises is logged once and breaks nothing."""
+        """Inform every observer that an operation starts; an observer that raises is logged once and breaks nothing."""
         self._notify(_STARTED, event)
 
     def notify_finished(self, event: OperationEvent) -> None:
-        """Tell every observer that an operation ended; an observer that raises is logged once and breaks nothing."""
+        """Inform every observer that an operation ended; an observer that raises is logged once and breaks nothing."""
         self._notify(_FINISHED, event)
 
     def extensions(self) -> list[InstalledPlugin]:
@@ -375,7 +375,7 @@ class PluginManager:
         return [plugin for plugin in installed(EXTENSION_GROUP) if self._switches.allows(plugin)]
 
     def extension_errors(self) -> dict[str, PluginError]:
-        """Return what went wrong with extensions so far, by name; for it, their algorithms are proved."""
+        """Return the errors of extensions so far, by name; for it, their algorithms are proved."""
         self.algorithms()
         return dict(self._extension_errors)
 
@@ -385,7 +385,7 @@ class PluginManager:
         Raises
         ------
         PluginError
-            A module that a switch names cannot be imported: somebody asked for that one.
+            A module that a switch names cannot be imported: the user wants that one.
         """
         if self.settled:
             return
@@ -496,14 +496,14 @@ class PluginManager:
             self._pluggy.register(plugin, unique)
         except (pluggy.PluginValidationError, ValueError) as error:
             self._remove(plugin)
-            raise PluginError(f"{owner(entry)} implements a hook wrongly: {error}") from error
+            raise PluginError(f"{owner(entry)} has a wrong implementation of a hook: {error}") from error
         for caller in self._pluggy.get_hookcallers(plugin) or []:
             if not caller.has_spec():
                 self._remove(plugin)
                 known = [hook for hook in hookspecs.__all__ if hook.startswith("manyhands_")]
                 suggestion = nearest(caller.name, known)
                 raise PluginError(
-                    f"{owner(entry)} implements {caller.name!r}, which is no hook of manyhands; "
+                    f"{owner(entry)} implements {caller.name!r}, which is not a hook of manyhands; "
                     f"did it mean {suggestion!r}? The hooks are {', '.join(known)}"
                 )
         self._refresh_hooks()
@@ -535,12 +535,12 @@ class PluginManager:
         """Ask one plugin for its algorithms, and take those that are right."""
         try:
             offered = [algorithm for algorithms in call() for algorithm in algorithms]
-        except Exception as error:  # noqa: BLE001 - what a plugin offers here is optional, and it is recorded
+        except Exception as error:  # noqa: BLE001 - an extension is optional, and its error is recorded
             self._record_extension_error(name, error, "raised while it registered its algorithms")
             return
         if not offered:
             return
-        # Imported here: nobody pays for the verifier without a plugin that brings algorithms.
+        # Imported here: only plugins with algorithms need the verifier.
         from manyhands.config.plugins.proving import sort_out
 
         right, wrong = sort_out(offered, self._algorithms)
@@ -562,7 +562,7 @@ class PluginManager:
             except Exception:  # noqa: BLE001 - no observer may break a collective that other ranks wait for
                 if (name, hook) not in self._complained:
                     self._complained.add((name, hook))
-                    logger().warning("the observer %r raised in %s; its next failures go unsaid", name, hook, exc_info=True)
+                    logger().warning("the observer %r raised in %s; its later errors go unlogged", name, hook, exc_info=True)
 
     def _record_extension_error(self, name: str, error: Exception, what: str) -> None:
         if name not in self._extension_errors:
@@ -572,7 +572,7 @@ class PluginManager:
 
 
 def _discard(backend: object) -> None:
-    """Give back what a factory made when nobody waited for it any more."""
+    """Give back the result of a factory that came after nothing waited for it any more."""
     if isinstance(backend, Backend):
         with contextlib.suppress(Exception):
             backend.abort()

@@ -1,7 +1,7 @@
 """The entry points of installed distributions, from the files that `importlib.metadata` reads.
 
-To import that takes a rank longer than all of this. It is asked wherever there may be more than folders hold: on a ``sys.path`` with an
-archive, and where somebody else finds distributions, too.
+To import that takes a rank longer than all of this. It is used if folders may not be all: for a ``sys.path`` with an
+archive, and if other code finds distributions, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNKNOWN: Final[str] = "(unknown)"
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugin:
-    """What the metadata says about one entry point.
+    """The metadata of one entry point.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ def find_installed(*groups: str) -> list[InstalledPlugin]:
 
 
 def _infos(path: list[str]) -> list[str] | None:
-    """Return the folder of each distribution, of those of one name the first; None where there may be more than folders have."""
+    """Return the folder of each distribution, of those of one name the first; None if there may be more than folders have."""
     if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
         return None
     first: dict[str, str] = {}

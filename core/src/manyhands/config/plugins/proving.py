@@ -1,4 +1,4 @@
-"""The proof that an algorithm of a plugin must pass before anybody can choose it, and again where it is used in another world."""
+"""The proof that an algorithm of a plugin must pass before it can be chosen, and again if it is used in another world."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["BUDGET", "check_use", "prove", "sort_out"]
 _log = logging.getLogger("manyhands.plugins")
 
 BUDGET: Final[int] = 200_000
-"""What a proof at first use may cost, in steps of all ranks and chunks that they name: a second or two. It is no time, since all ranks must
+"""The limit of a proof at first use, in steps of all ranks and chunks that they name: a second or two. It is not a time, because all ranks must
 decide alike whether there is a proof."""
 
 Key = tuple[str, str]
@@ -50,21 +50,21 @@ class _Case:
 def sort_out(
     offered: Iterable[Algorithm], known: Mapping[Key, Algorithm]
 ) -> tuple[dict[Key, Algorithm], dict[Key, PluginError]]:
-    """Divide what a plugin offers into what is right and what is refused.
+    """Divide the algorithms of a plugin into right and refused ones.
 
     Parameters
     ----------
     offered
-        What the plugin registers.
+        The plugin's algorithms.
     known
-        What other plugins have brought already.
+        The algorithms of earlier plugins.
 
     Returns
     -------
     right
         The algorithms that were proved, by the names of their collective and their own.
     refused
-        Why each other one was left out: `DuplicatePluginError` where its name is taken, else the error of `prove`.
+        The reason for each other one: `DuplicatePluginError` if its name is taken, otherwise the error of `prove`.
     """
     builtin = {(each.collective.value, each.name) for each in BUILTIN}
     right: dict[Key, Algorithm] = {}
@@ -76,7 +76,7 @@ def sort_out(
             key = (algorithm.collective.value, algorithm.name)
             if key in builtin or key in known or key in right:
                 owner = "manyhands" if key in builtin else "another plugin" if key in known else "this plugin"
-                raise DuplicatePluginError(f"{owner} has an algorithm of that name; it needs another one")
+                raise DuplicatePluginError(f"{owner} already has an algorithm of that name; this one needs another name")
             prove(algorithm)
         except PluginError as error:
             refused[key] = error
@@ -91,12 +91,12 @@ def prove(algorithm: Algorithm) -> None:
     Parameters
     ----------
     algorithm
-        What a plugin registers.
+        An object that a plugin registers.
 
     Raises
     ------
     PluginError
-        It is no `Algorithm`, or its schedules are wrong or do not keep what it claims. The message begins with the case, and
+        It is not an `Algorithm`, or its schedules are wrong or do not have the properties that it claims. The message begins with the case, and
         ends with the verifier's counterexample, to which the error is chained.
     """
     _check_kind(algorithm)
@@ -105,7 +105,7 @@ def prove(algorithm: Algorithm) -> None:
 
 
 def check_use(algorithm: Algorithm, size: int, root: int, segments: int, ranks_per_host: int) -> None:
-    """Prove the very schedules that a call is about to run, where registration has not; once in a process.
+    """Prove the very schedules that a call is about to run, if registration has not; once in a process.
 
     Every rank proves those of all ranks, so that all come to the same end before any byte moves. A world that is too large for
     `BUDGET` is not proved, and a warning in the log says so.
@@ -127,7 +127,7 @@ def check_use(algorithm: Algorithm, size: int, root: int, segments: int, ranks_p
         name = f"the algorithm {algorithm.name!r} of a plugin for {algorithm.collective.value}"
         raise PluginError(
             f"{name} is wrong here, and no byte was sent: {wrong}. Leave it out of the config and of tables for this world, "
-            "or tell its author"
+            "or report this to its author"
         ) from wrong
 
 
@@ -150,7 +150,7 @@ def _verdict(algorithm: Algorithm, case: _Case) -> PluginError | None:
 
 def _check_kind(algorithm: object) -> None:
     if not isinstance(algorithm, Algorithm) or not isinstance(algorithm.collective, Collective):
-        raise PluginError(f"{algorithm!r} is no Algorithm of a Collective")
+        raise PluginError(f"{algorithm!r} is not an Algorithm for a Collective")
 
 
 def _cases(algorithm: Algorithm) -> Iterator[_Case]:
@@ -164,7 +164,7 @@ def _cases(algorithm: Algorithm) -> Iterator[_Case]:
 
 
 def _prove_case(algorithm: Algorithm, case: _Case, budget: int | None = None) -> bool:
-    """Verify one case, if that costs no more than ``budget``; tell whether it was verified."""
+    """Verify one case, if that costs no more than ``budget``; return whether it was verified."""
     try:
         schedules = []
         for rank in range(case.size):
@@ -184,7 +184,7 @@ def _prove_case(algorithm: Algorithm, case: _Case, budget: int | None = None) ->
 
 
 def _effort(schedule: Schedule) -> int:
-    """Return what a proof costs for one rank: its steps, its chunks, and those that the steps name."""
+    """Return the cost of a proof for one rank: its steps, its chunks, and those that the steps name."""
     refs = [ref for step in schedule.steps for ref in (*reads_of(step), target_of(step)) if ref is not None]
     return len(schedule.steps) + schedule.input_chunks + schedule.output_chunks + sum(ref.count for ref in refs)
 
@@ -199,9 +199,9 @@ def _verify(algorithm: Algorithm, case: _Case, schedules: list[Schedule]) -> Non
     except ScheduleDeadlockError as error:
         raise PluginError(
             f"{case}: the steps of {algorithm.name!r} cannot run in the order in which they are listed: {error}; list the steps so that each "
-            "receive stands before the steps that wait for a send, where the peer may do the same"
+            "receive stands before the steps that wait for a send, if the peer may do the same"
         ) from error
-    # A vector may be cut into any number of chunks; blocks are cut as the call says, and once only where it need not be more.
+    # A vector may be cut into any number of chunks; blocks are cut as the call says, and only once if it need not be more.
     contract = Contract.of(schedules[0])
     vector = contract.promise.input is Layout.VECTOR or algorithm.collective is Collective.BARRIER
     asked = case.segments == 1 or algorithm.segment_bytes is not None
@@ -212,12 +212,12 @@ def _verify(algorithm: Algorithm, case: _Case, schedules: list[Schedule]) -> Non
 def _make(algorithm: Algorithm, rank: int, case: _Case) -> Schedule:
     schedule: object = algorithm.schedule(rank, case.size, case.root, case.segments, case.ranks_per_host)
     if not isinstance(schedule, Schedule):
-        raise PluginError(f"{case}: rank {rank} gets {schedule!r}, which is no Schedule")
+        raise PluginError(f"{case}: rank {rank} gets {schedule!r}, which is not a Schedule")
     got = (schedule.collective, schedule.rank, schedule.size, schedule.root)
     wanted = (algorithm.collective, rank, case.size, case.root)
     for name, mine, theirs in zip(("collective", "rank", "size", "root"), wanted, got, strict=True):
         if mine != theirs:
-            raise PluginError(f"{case}: the schedule of rank {rank} has {name} {theirs!r}, and expected is {mine!r}")
+            raise PluginError(f"{case}: the schedule of rank {rank} has {name} {theirs!r}; expected {mine!r}")
     if schedule.even and not algorithm.even:
-        raise PluginError(f"{case}: the schedule of rank {rank} needs even blocks, and the algorithm does not claim even")
+        raise PluginError(f"{case}: the schedule of rank {rank} needs even blocks, but the algorithm does not claim even")
     return schedule

@@ -1,4 +1,4 @@
-"""What a backend's description must be, before anything of it is used."""
+"""The rules for a backend's description, checked before any of it is used."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["CAPABILITIES", "DEVICES", "check_spec", "oldest_api_version"]
 
 
 CAPABILITIES: Final[frozenset[str]] = frozenset({"calling thread", "native", "transport", "virtual time"})
-"""What a spec may say of its backend; see `BackendSpec`."""
+"""The words that a spec may use for its backend; see `BackendSpec`."""
 
 DEVICES: Final[frozenset[str]] = frozenset({"cpu", "cuda"})
-"""Where the arrays of a backend may live."""
+"""The kinds of memory for the arrays of a backend."""
 
 
 def oldest_api_version(newest: int) -> int:
@@ -29,7 +29,7 @@ def oldest_api_version(newest: int) -> int:
 
 
 def _is_place(value: object) -> bool:
-    """Tell whether this is ``"module:function"`` or the like."""
+    """Return whether this is ``"module:function"`` or the like."""
     if not isinstance(value, str):
         return False
     module, colon, name = value.partition(":")
@@ -66,7 +66,7 @@ _FIELDS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "parts": (lambda given: given is None or callable(given), "a function or None"),
     "launcher": (lambda given: given is None or _is_place(given), f"{_PLACE}, or None"),
 }
-"""For each field of a spec: what holds of it, and that in words."""
+"""For each field of a spec: a check, and its words."""
 
 
 def check_spec(spec: BackendSpec, plugin: InstalledPlugin, owner: str) -> None:
@@ -77,7 +77,7 @@ def check_spec(spec: BackendSpec, plugin: InstalledPlugin, owner: str) -> None:
     ApiVersionError
         It was built for a version of the contract that this core does not take.
     PluginError
-        A field is not what it must be.
+        A field has a wrong value.
     """
     version, oldest = whole(spec.api_version), oldest_api_version(API_VERSION)
     if version is None:
@@ -86,14 +86,14 @@ def check_spec(spec: BackendSpec, plugin: InstalledPlugin, owner: str) -> None:
         upgrade = "manyhands-core" if version > API_VERSION else plugin.distribution
         taken = f"version {API_VERSION}" if oldest == API_VERSION else f"versions {oldest} and {API_VERSION}"
         raise ApiVersionError(
-            f"{owner} is built for version {version} of the plugin contract, and this manyhands-core takes {taken}; "
+            f"{owner} is built for version {version} of the plugin contract, but this manyhands-core supports {taken}; "
             f"try: pip install --upgrade {upgrade}"
         )
     for field, (holds, words) in _FIELDS.items():
         given: object = getattr(spec, field)
         try:
             is_right = holds(given)
-        except TypeError:  # what cannot be in a set
+        except TypeError:  # a value that cannot be in a set
             is_right = False
         if not is_right:
             raise PluginError(f"{owner} registers a backend with {field}={given!r}; it must be {words}")

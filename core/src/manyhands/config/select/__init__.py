@@ -1,4 +1,4 @@
-"""Which algorithm carries out a call: a table that is read from the top, and what the config says instead."""
+"""The choice of the algorithm for a call: a table that is read from the top, and the settings that override it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the table, and one of its rows."""
+"""The input of the table, and one of its rows."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ MAX_SEGMENTS = 64
 
 @as_dataclass
 class Call(msgspec.Struct, frozen=True):
-    """What is known of a call when its algorithm is chosen, alike on all ranks.
+    """The facts about a call when its algorithm is chosen, the same on all ranks.
 
     Attributes
     ----------
     collective
-        What is called.
+        The collective.
     nbytes
-        The size of the vector, of the blocks of all ranks together, or of what one rank gives away in all_to_all, in bytes.
+        The size of the vector, of the blocks of all ranks together, or of the blocks that one rank sends in all_to_all, in bytes.
     world_size
         The number of ranks.
     ranks_per_host
-        How many neighbouring ranks share a host; 1 where it is not known, or not the same everywhere.
+        The number of neighbouring ranks that share a host; 1 if it is not known, or not the same everywhere.
     even
         Whether the blocks of all ranks are of one size.
     reproducible
@@ -74,9 +74,9 @@ class Rule(msgspec.Struct, frozen=True):
     segments
         How many segments to build the algorithm with; None for as many as it asks for.
     origin
-        Where the row stands, for messages, such as ``"tuned.toml: all_reduce, row 2"``.
+        The place of the row, for messages, such as ``"tuned.toml: all_reduce, row 2"``.
     file
-        The path of the file that it stands in, if it does.
+        The path of its file, if it is in one.
     """
 
     collective: Collective
@@ -98,7 +98,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     @property
     def conditions(self) -> str:
-        """What it asks of a call, in words that fit behind "for"."""
+        """The condition on a call, in words that fit after "for"."""
         told = [word for word, given in (("reproducible calls", self.reproducible), ("uneven blocks", self.uneven)) if given]
         told += _span(self.min_bytes, self.max_bytes, bytes_text)
         told += _span(self.min_world, self.max_world, lambda count: f"{count:,} rank{'s' if count > 1 else ''}")
@@ -109,7 +109,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def _span(lowest: int | None, highest: int | None, words: Callable[[int], str]) -> list[str]:
-    """Say which values a condition allows, where it does not allow all of them."""
+    """Return words for the allowed values of a condition, if it does not allow all."""
     if lowest == highest or (highest == 1 and lowest is None):
         return [] if highest is None else [words(highest)]
     if lowest is None:

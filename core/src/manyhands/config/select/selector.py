@@ -42,7 +42,7 @@ class Selector:
         All that rules and overrides may name: those of manyhands and of plugins.
     overrides
         From the name of a collective to that of the algorithm to use for it, such as ``{"all_reduce": "ring"}``, instead
-        of what the rules say. Where a call cannot be carried out by it, because it needs even blocks or several hosts with
+        of the rules. If the algorithm cannot carry out a call, because it needs even blocks or several hosts with
         equally many ranks, the rules decide all the same.
     refused
         Algorithms that cannot be chosen, by the name of the collective and their own, each with the reason in words.
@@ -68,8 +68,7 @@ class Selector:
             named = self._algorithms[algorithm.collective]
             if algorithm.name in named:
                 raise DuplicatePluginError(
-                    f"two algorithms for {algorithm.collective.value} are called {algorithm.name!r}; "
-                    "one of them needs another name"
+                    f"two algorithms for {algorithm.collective.value} are called {algorithm.name!r}; rename one of them"
                 )
             named[algorithm.name] = algorithm
         shipped = default_rules()
@@ -117,13 +116,13 @@ class Selector:
         Parameters
         ----------
         collective
-            What is called.
+            The collective.
         nbytes
-            The size of the vector, of the blocks of all ranks together, or of what one rank gives away in all_to_all, in bytes.
+            The size of the vector, of the blocks of all ranks together, or of the blocks that one rank sends in all_to_all, in bytes.
         world_size
             The number of ranks.
         ranks_per_host
-            How many neighbouring ranks share a host, ``world_size`` where all do; 1 where it is not known, or not the same on
+            The number of neighbouring ranks that share a host, ``world_size`` if all do; 1 if it is not known, or not the same on
             every host.
         even
             Whether the blocks of all ranks are of one size.
@@ -190,7 +189,7 @@ class Selector:
         refused = self._refused.get((collective.value, name))
         if refused is not None:
             return f"{text}, which was refused: {refused}"
-        return f"{text}, which is not there{did_you_mean(name, sorted(named))}"
+        return f"{text}, which does not exist{did_you_mean(name, sorted(named))}"
 
 
 def candidates(algorithms: Iterable[Algorithm], world_size: int, ranks_per_host: int = 1) -> list[Algorithm]:
@@ -212,7 +211,7 @@ def default_segments(algorithm: Algorithm, nbytes: int, world_size: int) -> int:
     Parameters
     ----------
     algorithm
-        What the call is carried out by.
+        The algorithm of the call.
     nbytes
         The size of the vector, or of the blocks of all ranks together, in bytes.
     world_size
@@ -248,9 +247,9 @@ def reproduces(algorithm: Algorithm, call: Call) -> bool:
 
 
 def lacks(algorithm: Algorithm, call: Call) -> str | None:
-    """Say what an algorithm needs and the call does not have, in words that fit behind "needs"; None where nothing is lacking.
+    """Return what an algorithm needs and the call does not have, in words that fit after "needs"; None if nothing is missing.
 
-    The reduction that the call asks for is told by `reproduces`.
+    `reproduces` checks the reduction that the call needs.
     """
     if algorithm.even and not call.even:
         return "blocks of one size"
@@ -263,6 +262,6 @@ def _collective(name: str) -> Collective:
     names = {collective.value: collective for collective in Collective}
     if name not in names:
         raise ConfigError(
-            f"the config names the collective {name!r}, which is not there{did_you_mean(name, sorted(names))}", key=name
+            f"the config names the collective {name!r}, which does not exist{did_you_mean(name, sorted(names))}", key=name
         )
     return names[name]

@@ -50,7 +50,7 @@ def read_table(path: str | os.PathLike[str], below: Iterable[Rule] | None = None
     Parameters
     ----------
     path
-        A TOML file; see docs/configuration.md for what it may hold. It may leave out whatever it has no opinion on.
+        A TOML file; docs/configuration.md describes it. It may leave out any part.
     below
         The other one; by default that which comes with manyhands, `default_rules`.
 
@@ -135,7 +135,7 @@ def _rules(tree: Mapping[str, Any], name: str, file: str | None) -> Iterable[Rul
             )
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ConfigError(
-                f"{name}: {collective_name} = {rows!r}: rows are expected, each below a line [[{collective_name}]]",
+                f"{name}: {collective_name} = {rows!r}: expected rows, each below a line [[{collective_name}]]",
                 file=file,
                 key=collective_name,
                 value=rows,

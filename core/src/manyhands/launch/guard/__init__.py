@@ -1,4 +1,4 @@
-"""What a process must not leave behind, even if it is killed: a temporary folder, and the process groups that it started."""
+"""The cleanup after a process, even if it is killed: a temporary folder, and the process groups that it started."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Guard", "guarded"]
 
 _END_S = 3.0
 _MOST_STARTS = 10
-"""How often a guard is started: one that ends whenever it begins must not be started for ever."""
+"""The most starts of a guard: one that ends at once each time must not be started forever."""
 
 
 class Guard:
-    """Knows what would be left behind.
+    """Knows the files and processes that would be left behind.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Guard:
         self._announce(f"+{group} {self._groups[group]}\n")
 
     def remove(self, group: int) -> None:
-        """Leave a process group alone from now on; called before its leader is reaped, where somebody else could get the number.
+        """Leave a process group alone from now on; called before its leader is reaped, after which another process could get the number.
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class Guard:
         self._announce(f"-{group}\n")
 
     def renew(self) -> str:
-        """Start another process that cleans up, if somebody has ended the one before; return once why that cannot be, and else nothing."""
+        """Start another process that cleans up, if the one before has ended; return once why that is impossible, otherwise nothing."""
         if self._process.poll() is None or self._has_given_up:
             return ""
         problem = "" if self._starts_left else f"{_MOST_STARTS} of them have ended"
@@ -86,13 +86,13 @@ class Guard:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        # By the pipe, since all users can read the words of a command, and somebody could make the folder before.
+        # By the pipe, because all users can read the words of a command, and another user could make the folder before.
         self._announce(f"={os.fsencode(self.folder).hex()}\n")
         for group, when in self._groups.items():
             self._announce(f"+{group} {when}\n")
 
     def _announce(self, line: str) -> None:
-        # A guard that was killed protects nobody, and that is no reason to end the job.
+        # A guard that was killed protects nothing, and that is no reason to end the job.
         with contextlib.suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.write(line.encode())
@@ -111,8 +111,8 @@ class Guard:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[Guard]:
-    """Make a temporary folder that is removed when the context ends, or when this process does, in whatever way."""
-    # The guard knows the folder before there is one, so that no moment is left in which nobody would remove it.
+    """Make a temporary folder that is removed when the context ends, or when this process ends in any way."""
+    # The guard knows the folder before it exists, so that there is no moment in which it would not be removed.
     guard = Guard(Path(tempfile.gettempdir(), f"manyhands-{secrets.token_hex(8)}"))
     try:
         guard.folder.mkdir(0o700)

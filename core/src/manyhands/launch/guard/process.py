@@ -1,8 +1,8 @@
 """The process that cleans up after one that was killed before it could do so itself.
 
-It is started as a script, and whoever starts it keeps the only write end of its standard input. A line ``=PATH``, in hexadecimal digits, names a
-folder, ``+PID BEGIN`` announces a process group by its leader and when that began, ``-PID`` takes it back. The end of the input means that the
-other process is gone, however it ended: by then one that ended in order has taken all groups back and removed the folder, and whatever is left
+It is started as a script, and its parent keeps the only write end of its standard input. A line ``=PATH``, in hexadecimal digits, names a
+folder, ``+PID BEGIN`` announces a process group by its leader and the leader's start, ``-PID`` takes it back. The end of the input means that the
+parent is gone, however it ended. A parent that ended in order has taken all groups back and removed the folder by then. What is left
 is killed and removed, grandchildren included.
 
 This needs no code in the ranks' processes before their program starts, no thread in them, and no system call that only one
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def begin(process: int) -> int | None:
-    """Return when a process began, in ticks of the system's clock; None if there is none, or the system does not say."""
+    """Return the start of a process, in ticks of the system's clock; None if there is none, or the system does not say."""
     try:
         with open(f"/proc/{process}/stat", "rb") as stat:  # noqa: PTH123 - pathlib is one more import
             return int(stat.read().rpartition(b")")[2].split()[19])
@@ -61,7 +61,7 @@ def _remove(folder: str) -> None:
         return
     import shutil
 
-    # What was killed just now may still be writing there.
+    # A process that was killed just now may still be writing there.
     for _ in range(_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.lexists(folder):

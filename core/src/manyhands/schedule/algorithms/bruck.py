@@ -20,12 +20,12 @@ INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 def all_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     """Pass on all blocks that a rank has, in each round to a rank twice as far away.
 
-    Before round j a rank has the blocks of itself and of the next 2**j - 1 ranks, counted around the end. So that each
-    message is one piece of memory, blocks are collected in this order in scratch memory, n bytes, and copied to where they
-    belong as they come; rank 0 needs neither. ``segments`` changes nothing: what a round sends is all that the rounds before
-    received.
+    Before round j a rank has the blocks of itself and of the next 2**j - 1 ranks, counted around the end. Blocks are collected
+    in this order in scratch memory, n bytes, so that each message is one piece of memory, and each is copied to its place in
+    the output when it arrives; rank 0 needs neither. ``segments`` changes nothing: a round sends everything that the rounds
+    before received.
 
-    Cost: ceil(log2 P) messages and as many steps; P - 1 blocks, n (P - 1) / P bytes where they are even, the least possible.
+    Cost: ceil(log2 P) messages and as many steps; P - 1 blocks, n (P - 1) / P bytes if they are even, the least possible.
     """
     draft = Draft(Collective.ALL_GATHER, "bruck", rank, size)
     copied = draft.copy(draft.block(OUTPUT, rank), draft.whole(INPUT))
@@ -41,11 +41,11 @@ def gather_rounds(
     Parameters
     ----------
     draft
-        Where to.
+        The draft to append to.
     own
         The chunk of this rank.
     ready, in_output
-        The steps after which it is there, and after which it is in ``OUTPUT``.
+        The steps after which the chunk is there, and after which it is in ``OUTPUT``.
     free
         The steps after which the other chunks of ``OUTPUT`` may be written.
     """
@@ -71,7 +71,7 @@ def gather_rounds(
 
 
 def chunks_around(buffer: Buffer, first: int, count: int, size: int) -> list[Ref]:
-    """Return ``count`` chunks from ``first`` on, where the first one follows the last, in two parts where that happens."""
+    """Return ``count`` chunks from ``first`` on, counted around the end: in two parts if they pass it."""
     before_end = min(count, size - first)
     parts = [Ref(buffer, first, before_end)]
     if count > before_end:
@@ -88,9 +88,9 @@ def all_gather_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host:
 def all_to_all(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     """Relay blocks: in round j, all those that have to go a distance with bit j set go 2**j ranks further.
 
-    Blocks of other ranks are on the way in this rank's memory, so all blocks must be of one size. A block waits where it
-    will stay in the output, or where one will stay that has as far to go; scratch memory holds one message out and one
-    message in, n bytes at most. ``segments`` changes nothing.
+    Blocks of other ranks pass through this rank's memory, so all blocks must have one size. A block waits in the output, at its
+    own final place or at the place of a block that has as far to go; scratch memory holds one message out and one message in, n
+    bytes at most. ``segments`` changes nothing.
 
     Cost: ceil(log2 P) messages and as many steps; in round j the blocks of all distances below P with bit j set, n / 2
     bytes if P is a power of two.
@@ -101,8 +101,8 @@ def all_to_all(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
     outgoing, incoming = (draft.reserve(room), draft.reserve(room)) if size > 1 else (room, room)
     distance = 1
     while distance < size:
-        # A block that has a distance d to go in all waits in the output where the block from d ranks before will stay, for
-        # when it has arrived from there, it is that block. The farthest comes first, so that neighbours there are in order.
+        # A block with a distance d to go in all waits at the output place of the block from d ranks before: when it has arrived from
+        # there, it is that block. The farthest comes first, so that blocks that are neighbours there are in order.
         moving = [far for far in reversed(range(distance, size)) if far & distance]
         homes = [draft.block(OUTPUT, (rank - far) % size) for far in moving]
         sources = [

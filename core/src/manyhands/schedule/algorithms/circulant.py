@@ -18,14 +18,14 @@ INPUT, OUTPUT = Buffer.INPUT, Buffer.OUTPUT
 
 
 def reduce_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
-    """Hand on the farther half of the blocks that are still here, and combine the nearer half with what comes.
+    """Hand on the farther half of the blocks that are still here, and combine the nearer half with the blocks that arrive.
 
     A rank counts blocks from its own one on, around the end. Of s' blocks it sends the last s' - s to the rank s further on,
-    where s = ceil(s' / 2), and combines the first s' - s. Partial results are in scratch memory, ceil(P / 2) blocks; so the
-    first message alone is two where it goes around the end. ``segments`` changes nothing.
+    with s = ceil(s' / 2), and combines the first s' - s. Partial results are in scratch memory, ceil(P / 2) blocks; so the
+    first message is sent as two if it goes around the end. ``segments`` changes nothing.
 
-    Cost: ceil(log2 P) messages, and one more where the first goes around the end, which some rank's does if P > 3; P - 1
-    blocks, n (P - 1) / P bytes where they are even, the least possible, as are the bytes that are reduced; ceil(log2 P) + 1
+    Cost: ceil(log2 P) messages, and one more if the first goes around the end, as for some rank if P > 3; P - 1
+    blocks, n (P - 1) / P bytes if they are even, the least possible, as are the bytes that are reduced; ceil(log2 P) + 1
     steps if P > 3.
     Order: far ranks before near ones: the reduction must commute.
     """
@@ -56,7 +56,7 @@ def _reduce_rounds(draft: Draft, result: Ref) -> tuple[tuple[int, ...], tuple[in
         )
         done += blocks.count
     if count < here:
-        # The last one is not combined in the first round, and later rounds expect it beside the others.
+        # The last block is not combined in the first round, and later rounds expect it next to the others.
         ready.append(draft.copy(Ref(partial.buffer, partial.chunk + count), Ref(INPUT, (rank + count) % size)))
     after = tuple(ready)
     while here > 1:
@@ -80,7 +80,7 @@ def all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
     The vector is divided into P chunks; ``segments`` changes nothing. A result is computed by one rank and then copied, so
     all ranks hold the same bits.
 
-    Cost: that of the two parts: 2 ceil(log2 P) messages, and one more where the first goes around the end; 2 n (P - 1) / P
+    Cost: that of the two parts: 2 ceil(log2 P) messages, and one more if the first goes around the end; 2 n (P - 1) / P
     bytes, the least possible; 2 ceil(log2 P) + 1 steps if P > 3.
     Order: far ranks before near ones: the reduction must commute.
     """
@@ -90,7 +90,7 @@ def all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
         return draft.finish()
     own = Ref(OUTPUT, rank)
     ready, sent = _reduce_rounds(draft, own)
-    # In place, what is gathered is written where the first round reads: what it sent, and what it combined on the way to the result.
+    # In place, the gathered blocks go to the places that the first round reads: the blocks that it sent or combined.
     bruck.gather_rounds(draft, own, ready=ready, in_output=ready, free=(*sent, *ready))
     return draft.finish()
 

@@ -1,4 +1,4 @@
-"""Collectives that are two others, one after the other: the second begins, chunk by chunk, where the first has ended.
+"""Collectives that are two others, one after the other: the second starts, chunk by chunk, at the end of the first.
 
 Barnett, Gupta, Payne, Shuler, van de Geijn and Watts, "Interprocessor Collective Communication Library (InterCom)", Scalable
 High Performance Computing Conference, 1994; Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
@@ -34,7 +34,7 @@ def tree_all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> S
     """
     draft = Draft(Collective.ALL_REDUCE, "tree", rank, size)
     vector = draft.whole(OUTPUT)
-    # Partial results are where the result will be.
+    # Partial results are kept at the place of the result.
     draft.include(tree.reduce(rank, size), _same, input=draft.whole(INPUT), output=vector, scratch=vector)
     draft.include(tree.broadcast(rank, size), _same, input=vector, output=vector)
     return draft.finish()
@@ -84,10 +84,10 @@ def scatter_doubling_cost(size: int, nbytes: float, segments: int = 1, ranks_per
 
 
 def _scattered(algorithm: str, rank: int, size: int, root: int, segments: int = 1) -> Draft:
-    """Return a broadcast in the making: every rank has its block, where it belongs in the output."""
+    """Return a broadcast in the making: every rank has its block, at its place in the output."""
     draft = Draft(Collective.BROADCAST, algorithm, rank, size, root, size * segments)
     own = Ref(OUTPUT, rank * segments, segments)
-    # What a rank hands on is put where it belongs, too.
+    # A rank also copies the block that it hands on to its own output.
     branch = tree.binomial_place(rank, size, root).branch
     handed_on = Ref(OUTPUT, branch.start * segments, branch.count * segments)
     draft.include(tree.scatter(rank, size, root), _same, input=draft.whole(INPUT), output=own, scratch=handed_on)

@@ -1,4 +1,4 @@
-"""What a call costs by formula, before anything is simulated or measured."""
+"""The cost of a call by formula, before any simulation or measurement."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Cost", "ceil_log2", "floor_log2", "one_after_the_other"]
 
 @as_dataclass
 class Cost(msgspec.Struct, frozen=True):
-    """What one call costs by the formula of its algorithm, where every message takes a latency and a time for each byte.
+    """The cost of one call by the formula of its algorithm, if every message takes a latency and a time for each byte.
 
     A rank sends one message and receives one message at a time. The time of the call on a network where messages of
-    different ranks are never in each other's way is ``steps * latency + path_bytes / bandwidth + reduced_bytes / reduction
+    different ranks never delay each other is ``steps * latency + path_bytes / bandwidth + reduced_bytes / reduction
     rate`` (Hockney's model, as in Thakur, Rabenseifner and Gropp, 2005).
 
     Attributes

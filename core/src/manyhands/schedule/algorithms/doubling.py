@@ -115,7 +115,7 @@ def all_gather_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host:
 
 
 def barrier(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
-    """Tell a rank twice as far away in each round about all ranks heard of so far.
+    """In each round, inform a rank twice as far away about all ranks heard of so far.
 
     Cost: ceil(log2 P) empty messages; ceil(log2 P) steps.
     """

@@ -88,7 +88,7 @@ class Draft:
         return Ref(buffer, owner * self.segments, count * self.segments)
 
     def around(self, buffer: Buffer, owner: int, count: int) -> list[Ref]:
-        """Return the blocks of ``count`` ranks as `block` does, in two parts where they go around the end."""
+        """Return the blocks of ``count`` ranks as `block` does, in two parts if they go around the end."""
         before_end = min(count, self.size - owner)
         parts = [self.block(buffer, owner, before_end)]
         if count > before_end:
@@ -113,7 +113,7 @@ class Draft:
         scratch: Ref | None = None,
         in_turn: bool = False,
     ) -> None:
-        """Append the steps of another schedule, that of this rank in a smaller world.
+        """Append the steps of another schedule, this rank's schedule in a smaller world.
 
         Each step waits for those before that use the same memory, and for no other: parts overlap chunk by chunk. A copy of
         memory onto itself is left out.
@@ -123,15 +123,15 @@ class Draft:
         part
             The schedule.
         rank_of
-            From the number of a rank in the smaller world to its number in this one.
+            Maps the number of a rank in the smaller world to its number in this one.
         input, output
-            Where the two buffers of ``part`` are; None for one that it does not use. Each of its chunks is as many of ours
+            The places of the two buffers of ``part``; None for one that it does not use. Each of its chunks is as many of ours
             as divides them evenly. They may be the same memory just as in an in-place call.
         scratch
-            Where its scratch memory is; None to reserve some.
+            The place of its scratch memory; None to reserve some.
         in_turn
-            Whether this rank receives nothing of this part before it has received all of the part before. Where messages of
-            two parts go to one rank, those of the later part would hold up the others, for which more ranks wait.
+            Whether this rank receives nothing of this part before it has received all of the part before. If messages of
+            two parts go to one rank, those of the later part would delay the others, for which more ranks wait.
         """
         sizes = [
             ref.count // chunks for ref, chunks in ((input, part.input_chunks), (output, part.output_chunks)) if ref and chunks
@@ -149,7 +149,7 @@ class Draft:
         footprint = self._noted_footprint()
         start = len(self.steps)
         arrivals, self._arrivals = self._arrivals, []
-        # What each step of the part has become: itself, or what a copy that was left out waited for.
+        # The step that each step of the part became: itself, or the steps before a copy that was left out.
         became: list[tuple[int, ...]] = []
         for step in part.steps:
             reads, target = tuple(map(ours, reads_of(step))), target_of(step)

@@ -16,7 +16,7 @@ class Fold:
     size
         The number of ranks, P.
     root
-        Of a pair that has this rank, it leads; of every other pair the first one does.
+        This rank leads its own pair; in every other pair the first rank leads.
     """
 
     __slots__ = ("_root", "extra", "rounds")

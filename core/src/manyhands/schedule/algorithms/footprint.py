@@ -19,7 +19,7 @@ class Footprint:
     Parameters
     ----------
     contract, rank
-        They tell which chunks are the same memory.
+        They determine which chunks are the same memory.
     """
 
     __slots__ = ("_edges", "_offsets", "_readers", "_writers")
@@ -27,7 +27,7 @@ class Footprint:
     def __init__(self, contract: Contract, rank: int) -> None:
         promise, own = contract.promise, rank * contract.segments
         inputs = outputs = 0
-        # `Contract.aliases` in two numbers: where the chunks of each buffer begin in one row of chunks.
+        # `Contract.aliases` as two numbers: where the chunks of each buffer begin in one row of chunks.
         match promise.input, promise.output:
             case Layout.OWN_BLOCK, Layout.EVERY_BLOCK:
                 inputs = own
@@ -52,7 +52,7 @@ class Footprint:
         index
             The index of the step, larger than those before.
         reads, target
-            What the step reads and writes.
+            The memory that the step reads and writes.
         """
         earlier: set[int] = set()
         for ref in reads:
@@ -74,7 +74,7 @@ class Footprint:
         return range(first, self._cut(start + ref.count))
 
     def _cut(self, edge: int) -> int:
-        """Return the range that begins at an edge, which is made where it is not there."""
+        """Return the range that begins at an edge; make it if there is none."""
         place = bisect_left(self._edges, edge)
         if place == len(self._edges) or self._edges[place] != edge:
             self._edges.insert(place, edge)

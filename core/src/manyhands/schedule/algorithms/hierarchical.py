@@ -1,4 +1,4 @@
-"""Worlds of hosts: ranks of a host talk over fast links, and what crosses between hosts is divided among these ranks.
+"""Worlds of hosts: ranks of a host talk over fast links, and traffic between hosts is divided among these ranks.
 
 Rank r is number ``r % ranks_per_host`` on host ``r // ranks_per_host``. A *lane* is the ranks of one number on all hosts:
 each lane carries 1 / ``ranks_per_host`` of the bytes that must cross, as in Träff and Hunold, "Decomposing MPI Collectives
@@ -29,7 +29,7 @@ INPUT, OUTPUT = Buffer.INPUT, Buffer.OUTPUT
 
 
 class _Seat:
-    """Where a rank is: its host, its number there, and the numbers of its neighbours."""
+    """The place of a rank: its host, its number there, and the numbers of its neighbours."""
 
     __slots__ = ("host", "hosts", "number", "ranks_per_host")
 
@@ -86,7 +86,7 @@ def all_reduce_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host:
 def all_gather(rank: int, size: int, root: int = 0, segments: int = 1, ranks_per_host: int = 1) -> Schedule:
     """Gather in every lane, then, as the blocks of each host come in, gather them in the host.
 
-    What comes through the lane waits in scratch memory, n / H bytes. ``segments`` changes nothing.
+    Blocks from the lane wait in scratch memory, n / H bytes. ``segments`` changes nothing.
 
     Cost: that of the all_gather of n / H bytes in the lane, and N times that of n / N bytes in the host.
     """
@@ -113,7 +113,7 @@ def all_gather_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host:
 def reduce_scatter(rank: int, size: int, root: int = 0, segments: int = 1, ranks_per_host: int = 1) -> Schedule:
     """Reduce-scatter the blocks of each host in the own host, then what they are combined to in every lane.
 
-    What goes through the lane waits in scratch memory, n / H bytes, beside what the parts need. ``segments`` changes
+    Blocks for the lane wait in scratch memory, n / H bytes, in addition to the memory that the parts need. ``segments`` changes
     nothing.
 
     Cost: N times that of the reduce_scatter of n / N bytes in the host, and that of n / H bytes in the lane.

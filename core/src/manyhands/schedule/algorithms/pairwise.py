@@ -20,7 +20,7 @@ ROUNDS_AT_ONCE = 4
 
 
 class _Value(NamedTuple):
-    """A value on its way: where it is, and the steps after which it is there."""
+    """A value on its way: its place, and the steps after which it is there."""
 
     ref: Ref
     after: tuple[int, ...]
@@ -31,7 +31,7 @@ def all_to_all(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
 
     ``segments`` changes nothing: no rank passes anything on.
 
-    Cost: P - 1 messages; all blocks but one's own, n (P - 1) / P bytes where they are even; P - 1 steps, of which up to four
+    Cost: P - 1 messages; all blocks but one's own, n (P - 1) / P bytes if they are even; P - 1 steps, of which up to four
     are under way at a time.
     """
     draft = Draft(Collective.ALL_TO_ALL, "pairwise", rank, size)
@@ -53,7 +53,7 @@ def reduce_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Sc
     are there, then pairs of pairs, and so on. ``segments`` changes nothing: no rank passes anything on.
 
     Cost: P - 1 messages; n (P - 1) / P bytes; P - 1 steps, of which up to four are under way at a time. ceil(log2 P) blocks
-    are reduced after the last one has come, where in the time that a block travels one can be reduced, or log2 P of them if P
+    are reduced after the last one has arrived, if one can be reduced in the time that a block travels, or log2 P of them if P
     is no power of two.
     Order: that of ranks, and the expression of every reproducible reduction.
     """

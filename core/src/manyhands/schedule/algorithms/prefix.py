@@ -27,11 +27,11 @@ INPUT, OUTPUT = Buffer.INPUT, Buffer.OUTPUT
 
 
 def scan(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
-    """Hand what is there to the rank 1, 2, 4, ... places further; what comes from as far before goes in front of it.
+    """Hand the partial result to the rank 1, 2, 4, ... places further; the one that arrives goes in front of it.
 
     After round j a rank has combined the 2**(j + 1) ranks up to itself, or all that there are. ``segments`` changes nothing.
 
-    Cost: ceil(log2 P) messages of n bytes and as many steps; n bytes are reduced in each. Where P is no power of two the
+    Cost: ceil(log2 P) messages of n bytes and as many steps; n bytes are reduced in each. If P is not a power of two, the
     last rank may wait for one reduction less.
     Order: that of ranks.
     """
@@ -88,7 +88,7 @@ def exscan(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     The first message is the own part, the second the own part behind what came first; from the third on it is what came so far, which is
     that of as many ranks as the next distance has places. ``segments`` changes nothing.
 
-    Cost: q messages of n bytes and q steps, where q is the least number with 3 * 2**(q - 2) >= P - 1: ceil(log2(4 (P - 1) / 3)). n bytes
+    Cost: q messages of n bytes and q steps, with q the least number with 3 * 2**(q - 2) >= P - 1: ceil(log2(4 (P - 1) / 3)). n bytes
     are reduced before the second message and after each but the first, q times if q > 1. The last rank may wait for one reduction less.
     Order: that of ranks.
     """
@@ -135,9 +135,9 @@ def _distances(size: int) -> Iterator[int]:
 
 
 def chain_exscan(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
-    """Pass the vector along all ranks in a row, segment after segment; each keeps what comes, and adds its own part to what it passes on.
+    """Pass the vector along all ranks in a row, segment by segment; each keeps what arrives, and adds its own part before it passes it on.
 
-    What comes and what is passed on lie in scratch memory, 2 n bytes, since the result may take the place of the own part.
+    The vector that arrives and the one that is passed on are in scratch memory, 2 n bytes, because the result may replace the own part.
 
     Cost: k messages and n bytes; P + k - 2 steps of n / k bytes each, and n / k bytes to reduce on each of P - 2 ranks.
     Order: from left to right, the expression of every reproducible scan.

@@ -1,4 +1,4 @@
-"""The algorithms that come with manyhands, and what one must say about itself."""
+"""The algorithms of manyhands, and the description that each algorithm gives of itself."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ class Algorithm(msgspec.Struct, frozen=True):
     name
         Its name in the config; unique among the algorithms of its collective.
     collective
-        What it carries out.
+        The collective that it carries out.
     build
         ``build(rank, size, root, segments)`` returns the schedule of one rank; pure, and defined for any world and root.
         With ``by_host``, ``build(rank, size, root, segments, ranks_per_host)``.
     summary
-        One line for people.
+        One line for messages and tables.
     ordered
         Whether operands are combined in the order of ranks, so that the reduction need not commute.
     segment_bytes
-        How large a segment should be, in bytes; None if the algorithm does not gain from segments.
+        The best size of a segment, in bytes; None if the algorithm does not gain from segments.
     blockwise
         Whether segments divide the block of each rank instead of the whole vector.
     canonical
         Whether every reduction is the one expression that all reproducible reductions share (`Terms.canonical`).
     even
-        Whether the blocks of all ranks must be of one size.
+        Whether the blocks of all ranks must have one size.
     by_host
-        Whether it needs to know how many neighbouring ranks share a host. Rank r lives on host ``r // ranks_per_host``, and
+        Whether it needs the number of neighbouring ranks that share a host. Rank r is on host ``r // ranks_per_host``, and
         ``ranks_per_host`` divides the world size.
     pipelined
-        Whether it needs segments: without them it is of no use.
+        Whether it needs segments: without them it is useless.
     in_order
-        Accepted, and without effect. Every algorithm must be able to run its steps in their listed order. Tests prove this for the
+        Accepted, but without effect. Every algorithm must be able to run its steps in their listed order. Tests prove this for the
         algorithms of manyhands, and registration proves it for those of plugins (`manyhands.schedule.proof.in_order`).
     cost
         ``cost(size, nbytes, segments, ranks_per_host)`` is the formula of the docstring for a call of ``nbytes`` bytes,
-        those of the vector or of all blocks together, evenly divided; None where there is no formula.
+        of the vector or of all blocks together, evenly divided; None if there is no formula.
     """
 
     name: str
@@ -99,7 +99,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "ring",
         Collective.ALL_REDUCE,
         ring.all_reduce,
-        "reduce-scatter and all-gather around a ring: the fewest bytes, and neighbours talk",
+        "reduce-scatter and all-gather around a ring: the fewest bytes, only between neighbours",
         ordered=False,
         segment_bytes=1024 * _KIB,
         blockwise=True,
@@ -117,7 +117,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "rabenseifner",
         Collective.ALL_REDUCE,
         halving.all_reduce,
-        "recursive halving, and back: the fewest bytes in log2 P rounds where P is a power of two",
+        "recursive halving, and back: the fewest bytes in log2 P rounds if P is a power of two",
         canonical=True,
         cost=halving.all_reduce_cost,
     ),
@@ -190,7 +190,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "scatter_doubling",
         Collective.BROADCAST,
         composed.scatter_doubling,
-        "scattered down a tree, gathered by recursive doubling: few bytes in few steps where P is a power of two",
+        "scattered down a tree, gathered by recursive doubling: few bytes in few steps if P is a power of two",
         cost=composed.scatter_doubling_cost,
     ),
     Algorithm(
@@ -205,7 +205,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "ring",
         Collective.ALL_GATHER,
         ring.all_gather,
-        "blocks go around a ring: neighbours talk, for large arrays",
+        "blocks go around a ring: only between neighbours, for large arrays",
         segment_bytes=1024 * _KIB,
         blockwise=True,
         cost=ring.all_gather_cost,
@@ -214,7 +214,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "recursive_doubling",
         Collective.ALL_GATHER,
         doubling.all_gather,
-        "blocks exchanged in log2 P rounds: the fewest steps where P is a power of two",
+        "blocks exchanged in log2 P rounds: the fewest steps if P is a power of two",
         cost=doubling.all_gather_cost,
     ),
     Algorithm(
@@ -238,7 +238,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "ring",
         Collective.REDUCE_SCATTER,
         ring.reduce_scatter,
-        "blocks go around a ring to their owners: the fewest bytes, and neighbours talk",
+        "blocks go around a ring to their owners: the fewest bytes, only between neighbours",
         ordered=False,
         segment_bytes=1024 * _KIB,
         blockwise=True,
@@ -248,7 +248,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "recursive_halving",
         Collective.REDUCE_SCATTER,
         halving.reduce_scatter,
-        "halves of the world exchange halves of the blocks: the fewest bytes in log2 P rounds where P is a power of two",
+        "halves of the world exchange halves of the blocks: the fewest bytes in log2 P rounds if P is a power of two",
         ordered=False,
         cost=halving.reduce_scatter_cost,
     ),

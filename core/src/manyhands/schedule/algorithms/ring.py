@@ -58,7 +58,7 @@ def reduce_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Sc
 
     Partial results wait in scratch memory between two hops, n (P - 2) / P bytes in all.
 
-    Cost: (P - 1) k messages; all blocks but one's own, n (P - 1) / P bytes where they are even, all of them reduced; (P - 1)
+    Cost: (P - 1) k messages; all blocks but one's own, n (P - 1) / P bytes if they are even, all of them reduced; (P - 1)
     k steps.
     Order: block b is combined in the order b + 1, ..., P - 1, 0, ..., b: the reduction must commute.
     """
@@ -91,7 +91,7 @@ def reduce_scatter_cost(size: int, nbytes: float, segments: int = 1, ranks_per_h
 def all_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     """Let every block go around the ring, while each rank on the way takes a copy.
 
-    Cost: (P - 1) k messages; all blocks but the next rank's, n (P - 1) / P bytes where they are even; (P - 1) k steps.
+    Cost: (P - 1) k messages; all blocks but the next rank's, n (P - 1) / P bytes if they are even; (P - 1) k steps.
     """
     draft = Draft(Collective.ALL_GATHER, "ring", rank, size, segments=segments)
     draft.copy(draft.block(OUTPUT, rank), draft.whole(INPUT))

@@ -3,7 +3,7 @@
 The binomial trees here divide the *range of ranks* again and again: the part without the leader of the range gets its own
 first rank as leader, a child of the other one. For a power of two they are the usual binomial tree. What is gained over
 numbering ranks from the root: the ranks below each one are neighbours in rank order for any root and world, so that
-reductions keep that order and gathered blocks lie side by side, at no cost.
+reductions keep that order and gathered blocks are side by side, at no cost.
 
 Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", International Journal of
 High Performance Computing Applications 19(1), 2005.
@@ -54,7 +54,7 @@ class Branch(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a rank is in the tree.
+    """The place of a rank in the tree.
 
     Attributes
     ----------
@@ -263,5 +263,5 @@ def scatter_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: in
 
 
 def _part(everything: Ref, branch: Branch, first: int, count: int) -> Ref:
-    """Return the blocks of ``count`` ranks from ``first`` on, where one chunk is the block of one rank of the branch."""
+    """Return the blocks of ``count`` ranks from ``first`` on; one chunk is the block of one rank of the branch."""
     return Ref(everything.buffer, everything.chunk + first - branch.start, count)

@@ -1,4 +1,4 @@
-"""The second part of the proof: every send meets its receive, and no rank waits for ever.
+"""The second part of the proof: every send meets its receive, and no rank waits forever.
 
 Rules 1, 2 and 4 of `manyhands.schedule.steps` leave nothing open about which step waits for which. So the steps of all ranks,
 with a send and its receive as one event, are a graph that is known before anything runs, and a schedule is free of
@@ -32,7 +32,7 @@ class Flow:
     rounds
         The number of messages on the longest chain in which each waits for the one before.
     synchronising
-        Whether no rank can finish before every rank has started, even where a transport buffers messages.
+        Whether no rank can finish before every rank has started, even if a transport buffers messages.
     """
 
     events: tuple[tuple[Address, Address | None], ...]
@@ -149,7 +149,7 @@ class _Ordering:
             told = 0
             for end in ends:
                 rounds[end] = depth
-                # A receive has also heard what its sender knew; a send learns nothing, since a transport may buffer it.
+                # A receive also knows what its sender knew; a send learns nothing, because a transport may buffer it.
                 told |= 1 << end[0]
                 for before in self.waits_for[end]:
                     told |= heard[before]

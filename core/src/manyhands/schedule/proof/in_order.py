@@ -1,6 +1,6 @@
 """The proof that steps may be carried out one after the other, as the engine does: a duty of every algorithm.
 
-What the engine does is said in `manyhands.schedule.steps`. Here the worst case of it is played for all ranks together:
+`manyhands.schedule.steps` says what the engine does. Here its worst case is played for all ranks together:
 
 1. A send ends when it is received: that is the latest that a transport may let it end.
 2. A receive waits until its send has started.
@@ -35,7 +35,7 @@ class _Wait(NamedTuple):
 
 
 def check_in_order(schedules: Sequence[Schedule]) -> None:
-    """Check that no rank waits for ever when each carries out its steps one after the other, however late sends end.
+    """Check that no rank waits forever when each carries out its steps one after the other, however late sends end.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def check_in_order(schedules: Sequence[Schedule]) -> None:
     Raises
     ------
     ScheduleDeadlockError
-        Some rank does. The message says which rank waits where for whom.
+        Some rank does. The message says which rank waits for which, and at which step.
     """
     ranks = [_Rank(schedule) for schedule in schedules]
     started: dict[Way, int] = defaultdict(int)
@@ -131,5 +131,5 @@ def _words(ranks: Sequence[_Rank], rank: _Rank) -> str:
     where = f"rank {rank.number}, step {index} ({type(rank.steps[index]).__name__})"
     if wait.is_end:
         sent, taken = ranks[source].messages[wait.way][wait.number], ranks[target].messages[wait.way][wait.number]
-        return f"{where} waits until rank {target} receives by step {taken} what step {sent} sends"
-    return f"{where} waits for what rank {source} sends by step {ranks[source].messages[wait.way][wait.number]}"
+        return f"{where} waits until rank {target} receives by step {taken} the message that step {sent} sends"
+    return f"{where} waits for the message that rank {source} sends by step {ranks[source].messages[wait.way][wait.number]}"

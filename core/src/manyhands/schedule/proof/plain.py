@@ -1,6 +1,6 @@
 """Before anything is proved: schedules are plain data of the types that they declare, and not too large to look at.
 
-Whatever is given to the verifier, it says what is wrong in words. So here nothing is compared, counted or put into words before its
+The verifier explains in words what is wrong with any input. So nothing is compared, counted or put into words here before its
 type is known to be the right one: not a subclass, which could answer differently each time.
 """
 
@@ -35,15 +35,13 @@ def check_plain(schedules: object) -> None:
         Something has another type, or there is too much of it to be proved.
     """
     if type(schedules) not in (list, tuple) or not isinstance(schedules, list | tuple):
-        raise MalformedScheduleError(f"the schedules are {_shown(schedules)}, and expected is a list of them")
+        raise MalformedScheduleError(f"the schedules are {_shown(schedules)}; expected a list of schedules, one for each rank")
     if not schedules:
-        raise MalformedScheduleError("no schedule was given, and expected is one for every rank")
+        raise MalformedScheduleError("no schedule was given; expected one for each rank")
     room = MAX_CHUNKS
     for position, schedule in enumerate(schedules):
         if type(schedule) is not Schedule:
-            raise MalformedScheduleError(
-                f"at position {position} is {_shown(schedule)}, and expected is a Schedule", rank=position
-            )
+            raise MalformedScheduleError(f"at position {position} is {_shown(schedule)}; expected a Schedule", rank=position)
         index, problem = next(_problems(schedule), (None, ""))
         if problem:
             where = f"rank {position}" if index is None else f"rank {position}, step {index}"
@@ -51,31 +49,31 @@ def check_plain(schedules: object) -> None:
         room -= _chunks(schedule)
         if room < 0:
             raise MalformedScheduleError(
-                f"rank {position}: with this schedule there are more than {MAX_CHUNKS} chunks, of all ranks and of the references "
+                f"rank {position}: with this schedule, there are more than {MAX_CHUNKS} chunks, of all ranks and of the references "
                 "of their steps; that is too much to be proved",
                 rank=position,
             )
 
 
 def _problems(schedule: Schedule) -> Iterator[tuple[int | None, str]]:
-    """Yield what has a wrong type, with the step where it is in one."""
+    """Yield what has a wrong type, with its step if it is in one."""
     for name, is_right, expected in _SCHEDULE:
         if not is_right(getattr(schedule, name, None)):
-            yield None, f"its {name} is {_shown(getattr(schedule, name, None))}, and expected is {expected}"
+            yield None, f"its {name} is {_shown(getattr(schedule, name, None))}; expected {expected}"
             return  # what follows relies on these
     for number, run in enumerate(schedule.scratch):
         if not _is_ref(run):
-            yield None, f"its scratch run {number} is {_shown(run)}, and expected is {_REF}"
+            yield None, f"its scratch run {number} is {_shown(run)}; expected {_REF}"
     if len(schedule.steps) > MAX_STEPS:
         yield None, f"it has {len(schedule.steps)} steps, and more than {MAX_STEPS} are too many to be proved"
     for index, step in enumerate(schedule.steps):
         fields = _STEPS.get(type(step))
         if fields is None:
-            yield index, f"it is {_shown(step)}, and expected is a Send, Recv, RecvReduce, Reduce or Copy"
+            yield index, f"it is {_shown(step)}; expected a Send, Recv, RecvReduce, Reduce or Copy"
             return
         for name, is_right, expected in fields:
             if not is_right(getattr(step, name, None)):
-                yield index, f"its {name} is {_shown(getattr(step, name, None))}, and expected is {expected}"
+                yield index, f"its {name} is {_shown(getattr(step, name, None))}; expected {expected}"
 
 
 def _chunks(schedule: Schedule) -> int:
@@ -159,6 +157,6 @@ def _shown(value: object) -> str:
     """Return something of any type in words that are not too many."""
     try:
         words = repr(value)
-    except Exception:  # noqa: BLE001 - whatever it is that cannot show itself
+    except Exception:  # noqa: BLE001 - a foreign object may fail to show itself in any way
         return f"some {type(value).__name__}"
     return words if len(words) <= 80 else f"{words[:77]}..."

@@ -53,13 +53,13 @@ def check_structure(schedules: Sequence[Schedule]) -> tuple[Contract, list[Piece
         ):
             if found != expected:
                 raise MalformedScheduleError(
-                    f"the schedule at position {rank} has {name} {found}, and expected is {expected}", rank=rank
+                    f"the schedule at position {rank} has {name} {found}; expected {expected}", rank=rank
                 )
     if not 0 <= first.root < first.size:
-        raise MalformedScheduleError(f"the root is {first.root}, and the ranks are 0 to {first.size - 1}")
+        raise MalformedScheduleError(f"the root is {first.root}, but the ranks are 0 to {first.size - 1}")
     contract = Contract.of(first)
     if first.root and not (contract.promise.input_on_root or contract.promise.output_on_root):
-        raise MalformedScheduleError(f"the root is {first.root}, and expected is 0, since {first.collective.value} has none")
+        raise MalformedScheduleError(f"the root is {first.root}; expected 0, because {first.collective.value} has no root")
     return contract, [_check_rank(contract, schedule) for schedule in schedules]
 
 
@@ -71,8 +71,8 @@ def _check_rank(contract: Contract, schedule: Schedule) -> Pieces:
     for index, run in enumerate(schedule.scratch):
         if run.buffer is Buffer.SCRATCH or run.count < 1 or not 0 <= run.chunk <= len(pieces[run.buffer]) - run.count:
             raise MalformedScheduleError(
-                f"rank {schedule.rank}, scratch run {index} is as large as {name_of(run)}, "
-                "and expected are input or output chunks that are there",
+                f"rank {schedule.rank}, scratch run {index} is as large as {name_of(run)}; "
+                "expected input or output chunks that are there",
                 rank=schedule.rank,
             )
     pieces[Buffer.SCRATCH] = tuple(pieces[ref.buffer][ref.chunk] for ref in schedule.scratch_chunks)
@@ -88,26 +88,26 @@ def _problem(contract: Contract, schedule: Schedule, index: int, step: Step, pie
     rank, size = schedule.rank, schedule.size
     for earlier in step.after:
         if not 0 <= earlier < index:
-            return f"it comes after step {earlier}, and expected is one of the {index} steps before it"
+            return f"it comes after step {earlier}; expected one of the {index} steps before it"
     if len(set(step.after)) < len(step.after):
         return f"it names a step twice in after: {list(step.after)}"
     if isinstance(step, Send | Recv | RecvReduce) and not (0 <= step.peer < size and step.peer != rank):
-        return f"its peer is rank {step.peer}, and expected is another rank of 0 to {size - 1}"
+        return f"its peer is rank {step.peer}; expected another rank of 0 to {size - 1}"
     held = {Buffer.INPUT: contract.holds_input(rank), Buffer.OUTPUT: contract.holds_output(rank), Buffer.SCRATCH: True}
     reads, target = reads_of(step), target_of(step)
     for ref in reads if target is None else (*reads, target):
         there = len(pieces[ref.buffer])
         if ref.count < 1 or not 0 <= ref.chunk <= there - ref.count:
-            return f"it names {name_of(ref)}, and there are {there} {ref.buffer.value} chunks"
+            return f"it names {name_of(ref)}, but there are {there} {ref.buffer.value} chunks"
         if not held[ref.buffer]:
-            return f"it names {name_of(ref)}, and this rank holds no {ref.buffer.value} in {contract.collective.value}"
+            return f"it names {name_of(ref)}, but this rank holds no {ref.buffer.value} in {contract.collective.value}"
     if target is None:
         return None
     if target.buffer is Buffer.INPUT:
-        return f"it writes {name_of(target)}, and the input is never written"
+        return f"it writes {name_of(target)}, but the input must never be written"
     for ref in reads:
         if sizes(pieces, ref) != sizes(pieces, target):
-            return f"{name_of(ref)} and {name_of(target)} are not of one size"
+            return f"{name_of(ref)} and {name_of(target)} differ in size"
     return None
 
 

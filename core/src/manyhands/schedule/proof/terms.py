@@ -1,8 +1,8 @@
 """Symbolic values: which ranks' input was combined, and in what order, without any numbers.
 
-A term is a leaf (one rank's input) or ``left op right``. Where blocks may differ in size it need not say of which piece: chunks of
-different pieces then count as of different sizes, so that a value never leaves the chunks of its own piece. Where blocks
-are even, a leaf says it. Equal terms are one object (hash-consing), so that two ranks hold bit-identical results exactly if
+A term is a leaf (one rank's input) or ``left op right``. If blocks may differ in size, it need not name the piece: chunks of
+different pieces then count as different in size, so that a value never leaves the chunks of its own piece. If blocks
+are even, a leaf names it. Equal terms are one object (hash-consing), so that two ranks hold bit-identical results exactly if
 they hold the same object.
 """
 
@@ -33,7 +33,7 @@ class Term:
     in_order
         Whether the ranks of the leaves, read from left to right, are ``first, first + 1, ..., last``.
     piece
-        The piece that it is a value of, ``()`` where that goes without saying; None where two were mixed.
+        The piece that it is a value of, ``()`` if that need not be named; None if two were mixed.
     left, right
         The operands; None in a leaf.
     """
@@ -77,7 +77,7 @@ class Term:
 
 
 class Terms:
-    """The one place where terms are made, so that equal terms are one object."""
+    """The only place that makes terms, so that equal terms are one object."""
 
     __slots__ = ("_canonical", "_folded", "_leaves", "_pairs")
 
@@ -97,7 +97,7 @@ class Terms:
     def canonical(self, size: int, piece: Piece = ()) -> Term:
         """Return the one expression that every reproducible reduction evaluates.
 
-        It is that of recursive doubling: of the P ranks, the first 2 (P - Q), where Q = 2**floor(log2 P), are combined in pairs, so
+        It is that of recursive doubling: of the P ranks, the first 2 (P - Q), with Q = 2**floor(log2 P), are combined in pairs, so
         that Q values are left; neighbours among these are combined until one is left. The order is that of ranks.
         """
         known = self._canonical.get((size, piece))

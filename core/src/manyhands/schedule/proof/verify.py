@@ -1,7 +1,7 @@
 """The proof, without any I/O, that a schedule keeps the promise of its collective.
 
 `verify` takes the schedules of all ranks and raises at the first broken promise, with a counterexample in words. Three
-parts come one after the other, since each needs the one before: what the schedules name is there (`structure`), the steps
+parts come one after the other, because each needs the one before: the schedules name only what exists (`structure`), the steps
 can run (`flow`), and the memory ends as promised (`memory`, and here). The last part runs all steps on symbolic values,
 once with separate buffers and once in place.
 """
@@ -56,7 +56,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a proof found out.
+    """The result of a proof.
 
     Attributes
     ----------
@@ -64,11 +64,11 @@ class Report:
         Whether the operands of every reduction, read from left to right, are those of rank 0, 1, ...: then it is enough
         that the reduction is associative. True for a collective that reduces nothing.
     canonical
-        Whether every reduction is the one expression of `Terms.canonical`, or of `Terms.folded` where each rank gets that of the ranks
-        before it: then floating-point results have the same bits as
+        Whether every reduction is the one expression of `Terms.canonical`, or of `Terms.folded` if each rank gets the reduction of the
+        ranks before it: then floating-point results have the same bits as
         those of every other canonical algorithm. True for a collective that reduces nothing.
     synchronising
-        Whether no rank can finish before every rank has started, even where a transport buffers messages.
+        Whether no rank can finish before every rank has started, even if a transport buffers messages.
     steps
         The number of messages on the longest chain in which each waits for the one before.
     messages
@@ -91,7 +91,7 @@ def verify(schedules: Sequence[Schedule], *, ordered: bool = False, canonical: b
     Parameters
     ----------
     schedules
-        A list or tuple of the schedules of ranks 0, 1, ... in this order. Whatever else is given is refused as malformed.
+        A list or tuple of the schedules of ranks 0, 1, ... in this order. Anything else is refused as malformed.
     ordered
         Whether operands must be combined in the order of ranks.
     canonical
@@ -100,17 +100,17 @@ def verify(schedules: Sequence[Schedule], *, ordered: bool = False, canonical: b
     Returns
     -------
     Report
-        What it costs and what else holds.
+        The cost, and which other properties hold.
 
     Raises
     ------
     MalformedScheduleError
-        A schedule names what is not there, writes ``INPUT``, reduces where there is no reduction, is no plain data of the declared
-        types, or is too large to be proved.
+        A schedule names memory that does not exist, writes ``INPUT``, reduces in a collective without a reduction, is not plain data of
+        the declared types, or is too large to be proved.
     UnmatchedMessageError
         A send and its receive do not meet, or differ in size.
     ScheduleDeadlockError
-        Ranks wait for each other for ever.
+        Ranks wait for each other forever.
     OverlapError
         Two unordered steps, or the two sides of one step, touch overlapping memory, and one writes it.
     UndefinedReadError
@@ -118,8 +118,8 @@ def verify(schedules: Sequence[Schedule], *, ordered: bool = False, canonical: b
     WrongResultError
         An output chunk does not hold every contribution exactly once, or a barrier lets a rank pass early.
     OrderError
-        Ranks of an all_reduce combine in different orders, or those of a scan in another one than theirs, or what a rank sends depends on whether it calls in place; or
-        ``ordered`` or ``canonical`` is given and the order is another one.
+        Ranks of an all_reduce combine in different orders; or ranks of a scan combine in another order than that of ranks; or what a
+        rank sends depends on whether it calls in place; or ``ordered`` or ``canonical`` is given and the order is another one.
     """
     contract, pieces = check_structure(schedules)
     flow = check_flow(schedules, pieces)
@@ -186,7 +186,7 @@ class _Run:
                 self._write(rank, target_of(step), combined)
 
     def check_result(self) -> tuple[str | None, str | None]:
-        """Check every output chunk; return in words where operands are not in the order of ranks, or not grouped canonically."""
+        """Check every output chunk; return words for operands that are not in the order of ranks, or not grouped canonically."""
         disorder: str | None = None
         deviation: str | None = None
         for rank in filter(self.contract.holds_output, range(self.contract.size)):
@@ -217,7 +217,7 @@ class _Run:
                         else self.terms.folded(rank + 1 - promise.behind)
                     )
                     if term is not expected:
-                        deviation = f"{self._place(rank, chunk)} is {term}, and expected is {expected}"
+                        deviation = f"{self._place(rank, chunk)} is {term}; expected {expected}"
         return disorder, deviation
 
     def output(self, rank: int, chunk: int) -> Term | None:
@@ -240,7 +240,7 @@ class _Run:
             if term is None:
                 raise UndefinedReadError(
                     f"rank {rank}, step {index}{self.how} reads {ref.buffer.value} chunk {chunk}, "
-                    "which nothing has written before",
+                    "which no step has written before",
                     rank=rank,
                     step=index,
                 )
@@ -262,7 +262,7 @@ class _Run:
                 return term
             found = f"piece {term.piece}" if term.piece else "values of different pieces, combined"
             raise WrongResultError(
-                f"{self._place(rank, chunk)} holds {found}, and expected is piece {piece}",
+                f"{self._place(rank, chunk)} holds {found}; expected piece {piece}",
                 rank=rank,
                 step=self.writers[rank].get(self.cells[rank][Buffer.OUTPUT][chunk]),
             )
@@ -272,7 +272,7 @@ class _Run:
             found = "contributions " + ", ".join(f"of rank {other} {_often(count)} times" for other, count in wrong[:8])
         wanted = f"of rank {expected[0]} alone" if len(expected) == 1 else f"of every rank 0 to {expected[-1]} once"
         raise WrongResultError(
-            f"{self._place(rank, chunk)} holds {found}, and expected is the contribution {wanted}",
+            f"{self._place(rank, chunk)} holds {found}; expected the contribution {wanted}",
             rank=rank,
             step=self.writers[rank].get(self.cells[rank][Buffer.OUTPUT][chunk]),
         )
@@ -296,7 +296,7 @@ def _check_reductions(contract: Contract, schedules: Sequence[Schedule]) -> None
         for index, step in enumerate(schedule.steps):
             if isinstance(step, Reduce | RecvReduce):
                 raise MalformedScheduleError(
-                    f"rank {schedule.rank}, step {index}: it reduces, and {contract.collective.value} has no reduction",
+                    f"rank {schedule.rank}, step {index}: it reduces, but {contract.collective.value} has no reduction",
                     rank=schedule.rank,
                     step=index,
                 )
@@ -305,16 +305,16 @@ def _check_reductions(contract: Contract, schedules: Sequence[Schedule]) -> None
 def _check_same(apart: _Run, in_place: _Run) -> None:
     """Check that no message depends on whether its sender calls in place: ranks may differ in this, and their bits may not.
 
-    Given the same messages, a result that is right in both cases is the same in both: a rank's input occurs in it once, so
-    its memory still held it, and nothing else, where it was read.
+    If both cases have the same messages and are right, they have the same result: a rank's input occurs in it once, so
+    its memory still held the input, and nothing else, when it was read.
     """
     for (rank, index), terms in apart.messages.items():
         others = in_place.messages[rank, index]
         if terms != others:
             shown, in_place_shown = (", ".join(map(str, some[:4])) for some in (terms, others))
             raise OrderError(
-                f"rank {rank}, step {index} sends {in_place_shown} in place, and {shown} when the buffers are separate, "
-                "and expected is the same",
+                f"rank {rank}, step {index} sends {in_place_shown} in place, and {shown} when the buffers are separate; "
+                "expected the same in both cases",
                 rank=rank,
                 step=index,
             )

@@ -1,4 +1,4 @@
-"""Networks that need not exist: what they consist of, the ways of single messages on them (`Paths`), and what makes these late (`Jitter`)."""
+"""Imagined networks: their parts, the paths of single messages on them (`Paths`), and the causes of late messages (`Jitter`)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["Jitter", "JitterSource", "Travelled"]
 
 
 class Travelled(Protocol):
-    """What must be known of the way of a message: a `Path` is such a one."""
+    """The facts about the way of a message; a `Path` has them."""
 
     @property
     def between_hosts(self) -> bool:
@@ -30,7 +30,7 @@ class Jitter(BaseModel):
     Attributes
     ----------
     distribution
-        ``"uniform"``: anything between 0 and twice the mean. ``"exponential"``: mostly less than the mean, and now and then several
+        ``"uniform"``: anything between 0 and twice the mean. ``"exponential"``: usually less than the mean, and now and then several
         times as much.
     mean_s
         Seconds that are added to the latency of a message, on average.
@@ -47,7 +47,7 @@ class Jitter(BaseModel):
     links: Literal["all", "between hosts"] = Field(default="all", description="Which messages are late.")
 
     def covers(self, path: Travelled) -> bool:
-        """Tell whether the messages of a path are late.
+        """Return whether the messages of a path are late.
 
         Parameters
         ----------
@@ -75,7 +75,7 @@ class Jitter(BaseModel):
             The seed is negative: Python would draw the numbers of the positive one.
         """
         if seed < 0:
-            raise UsageError(f"the seed is {seed}, and expected is 0 or more")
+            raise UsageError(f"the seed is {seed}; expected 0 or more")
         return JitterSource(self, seed)
 
 

@@ -1,4 +1,4 @@
-"""What a network is: its levels of links, how they are put together, and how ranks lie on it; read from TOML files, or known by name."""
+"""A network: its levels of links, how they are connected, and how ranks are placed on it; read from TOML files, or known by name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Level(_Model):
 
     @property
     def gap(self) -> float:
-        """``gap_s``, or what stands for it where it is not given."""
+        """``gap_s``, or its substitute if it is not given."""
         return self.latency_s if self.gap_s is None else self.gap_s
 
 
@@ -81,17 +81,17 @@ class Network(_Model):
         whose memory they share. ``"fat_tree"``: the ranks of a host share its network card, hosts hang at leaf switches, and these at
         spine switches. ``"torus"``: hosts in three dimensions, each linked to its six neighbours.
     summary
-        One line for people.
+        One line for messages and tables.
     ranks_per_host
         How many neighbouring ranks share a host.
     reduction_bytes_per_s
-        How many bytes of a result one rank computes per second; ``inf`` where a reduction is free.
+        Bytes of a result that one rank computes per second; ``inf`` if a reduction is free.
     host
         Between two ranks of one host. Every pair has its own.
     wire
-        ``wires``: between two ranks of different hosts, and also of one host where ``host`` is left out.
+        ``wires``: between two ranks of different hosts, and also of one host if ``host`` is left out.
     bus
-        ``bus``: what all messages share besides what each pair has of its own.
+        ``bus``: shared by all messages, in addition to the links of each pair.
     nic, spine
         ``fat_tree``: between a host and its leaf switch, and between a leaf and a spine switch; one in each direction.
     hosts_per_leaf, oversubscription
@@ -102,7 +102,7 @@ class Network(_Model):
     dimensions
         ``torus``: hosts along x, y and z; by default as near to a cube as the number of hosts allows.
     jitter
-        By how much messages are late, by chance; by default they never are. Only programs that run message by message know of it.
+        Random delays of messages; by default there are none. Only programs that run message by message know of it.
     """
 
     topology: Literal["wires", "bus", "fat_tree", "torus"] = Field(description="How the links are put together.")
@@ -130,16 +130,16 @@ class Network(_Model):
                 raise ValueError(f"{part} is missing; the topology {self.topology!r} needs {', '.join(needed)}")
             if given and part not in needed and part not in allowed:
                 raise ValueError(
-                    f"{part} has no meaning in the topology {self.topology!r}, which has {', '.join((*needed, *allowed))}"
+                    f"{part} cannot be set with the topology {self.topology!r}, which has {', '.join((*needed, *allowed))}"
                 )
         if self.hosts_per_leaf and self.oversubscription and self.hosts_per_leaf % self.oversubscription:
             raise ValueError(
-                f"hosts_per_leaf is {self.hosts_per_leaf} and oversubscription {self.oversubscription}, "
-                "and expected is an oversubscription that divides the hosts"
+                f"hosts_per_leaf is {self.hosts_per_leaf} and oversubscription {self.oversubscription}; "
+                "expected an oversubscription that divides hosts_per_leaf"
             )
         if self.topology == "bus" and self.jitter is not None and self.jitter.links == "between hosts":
             raise ValueError(
-                "jitter.links = 'between hosts' has no meaning in the topology 'bus', which has one host; expected is 'all'"
+                "jitter.links = 'between hosts' cannot be used with the topology 'bus', which has one host; expected 'all'"
             )
         return self
 
@@ -155,15 +155,15 @@ class Network(_Model):
         Raises
         ------
         ConfigError
-            The file cannot be read, is no TOML, or describes no network; ``file``, ``key`` and ``value`` say where it shows first.
+            The file cannot be read, is not TOML, or does not describe a network; ``file``, ``key`` and ``value`` name the first fault.
         """
         file = str(path)
         if Path(path).exists() and not Path(path).is_file():
-            raise ConfigError(f"{file}: the network file is no file that could be read: expected is a TOML file", file=file)
+            raise ConfigError(f"{file}: the network file is not a regular file: give a TOML file", file=file)
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{file}: the network file is no valid TOML: {error}", file=file) from None
+            raise ConfigError(f"{file}: the network file is not valid TOML: {error}", file=file) from None
         except (OSError, *UNREADABLE) as error:
             raise ConfigError(f"{file}: the network file cannot be read: {error}", file=file) from None
         try:
@@ -216,7 +216,7 @@ class Network(_Model):
         """
         if ranks_per_host < 1:
             raise ConfigError(
-                f"ranks_per_host is {ranks_per_host}, and expected is 1 or more",
+                f"ranks_per_host is {ranks_per_host}; expected 1 or more",
                 file="argument",
                 key="ranks_per_host",
                 value=ranks_per_host,
@@ -224,7 +224,7 @@ class Network(_Model):
         return self.model_copy(update={"ranks_per_host": ranks_per_host})
 
     def neighbours(self, size: int) -> int:
-        """Return how many ranks share a host; on a bus, that is all of them.
+        """Return the number of ranks that share a host; on a bus, that is all of them.
 
         Parameters
         ----------

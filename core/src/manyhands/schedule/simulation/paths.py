@@ -1,4 +1,4 @@
-"""Ways of single messages: for a simulation in which programs say one message after the other who sends what to whom.
+"""Paths of single messages: for a simulation in which programs send one message after the other.
 
 The ways and the times are those of the virtual clock (`clock`), for one pair of ranks at a time.
 """
@@ -71,7 +71,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class _Levels:
-    """What the levels of a way amount to; many ways have the same."""
+    """The sum of the levels of a path; many paths have the same sum."""
 
     gaps_s: tuple[float, ...]
     bandwidths: tuple[float, ...]
@@ -102,7 +102,7 @@ class Paths:
 
     def __init__(self, network: Network, size: int) -> None:
         if size < 1:
-            raise InvalidWorldSizeError(f"a world of {size} ranks was given, and expected is 1 or more")
+            raise InvalidWorldSizeError(f"a world of {size} ranks was given; give 1 or more")
         self._wiring = Wiring(network, size)
         self._size = size
         self._per_host = network.neighbours(size)
@@ -127,9 +127,7 @@ class Paths:
         """
         size = self._size
         if not (0 <= source < size and 0 <= dest < size):
-            raise InvalidRankError(
-                f"the way from rank {source} to rank {dest} was asked for, and the ranks are 0 to {size - 1}"
-            )
+            raise InvalidRankError(f"there is no path from rank {source} to rank {dest}: the ranks are 0 to {size - 1}")
         start, stop = source // self._per_host, dest // self._per_host
         links, levels = self._ways.get(start * self._hosts + stop) or self._find(start, stop)
         return Path((source, *links, size + dest), levels.gaps_s, levels.bandwidths, levels.latency_s, start != stop)

@@ -31,9 +31,9 @@ class Routes:
     Attributes
     ----------
     links
-        int64, shape (messages, longest way): the links of each in the order of its way, -1 where a way has no more.
+        int64, shape (messages, longest path): the links of each message in the order of its path, -1 after the last one.
     kinds
-        int64, same shape: which kind of link each is, an index into `Wiring.kinds`.
+        int64, same shape: the kind of each link, an index into `Wiring.kinds`.
     latency_s, gap_s
         float64: the sum over all levels on the way.
     bandwidth
@@ -78,9 +78,9 @@ class Wiring:
     Attributes
     ----------
     period
-        A rotation of all ranks by this many changes nothing; ``size`` where there is no smaller one.
+        A rotation of all ranks by this number changes nothing; ``size`` if there is no smaller one.
     mirror_period
-        Nor does an exchange of each rank with the one whose number is ``^`` a multiple of this; ``size`` where there is none.
+        Nor does exchanging each rank with the one whose number is ``^`` a multiple of this; ``size`` if there is none.
     kinds
         The kinds of links that messages share.
 
@@ -142,7 +142,7 @@ class Wiring:
         if given[0] * given[1] * given[2] != self.hosts:
             raise ConfigError(
                 f"dimensions = {list(given)} are {given[0] * given[1] * given[2]} hosts, and {self.size} ranks, {self._per_host} on "
-                f"each host, need {self.hosts}; leave dimensions out, or give three factors of {self.hosts}",
+                f"each host, need {self.hosts} hosts; leave dimensions out, or give three factors of {self.hosts}",
                 key="dimensions",
                 value=given,
             )
@@ -196,7 +196,7 @@ class Wiring:
         below = self.network.hosts_per_leaf or 1
         apart, far = start != stop, start // below != stop // below
         leaves = max(1, -(-hosts // below))
-        # The spine is chosen by the host where a message goes, as InfiniBand's routing in fat trees does (D-mod-k).
+        # The destination host selects the spine, as InfiniBand's routing in fat trees does (D-mod-k).
         spine = stop % self._uplinks
         up, down = start // below % leaves, stop // below % leaves
         first = 2 * hosts
@@ -209,7 +209,7 @@ class Wiring:
         return [(column, kind) for kind, column in enumerate(links)], far
 
     def _through_torus(self, start: Ints, stop: Ints, hosts: int) -> list[tuple[Ints, Any]]:
-        """Return the links of each way: along x, then y, then z, in the shorter direction, and forward where both are as long."""
+        """Return the links of each path: along x, then y, then z, in the shorter direction, and forward if both are equally long."""
         columns: list[tuple[Ints, Any]] = []
         position, stride = start.copy(), 1
         for axis, length in enumerate(self._dimensions):

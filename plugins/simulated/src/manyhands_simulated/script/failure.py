@@ -1,4 +1,4 @@
-"""How a run of a program ended: what people read last, and the exit code."""
+"""The end of a run of a program: the last text for the user, and the exit code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _KILLED = 128 + signal.SIGKILL
 
 
 def conclude(run: Run[bool], file: str) -> tuple[int, str]:
-    """Return the exit code of a run, and what is to be said about it; empty where it ended well.
+    """Return the exit code of a run, and its message; empty if it ended well.
 
-    The code is that of the rank that failed first. Where none did but the fault plan killed one, it is that of a process that gets
-    SIGKILL, whether or not the others could do without.
+    The code is that of the rank that failed first. If none did but the fault plan killed one, it is that of a process that gets
+    SIGKILL, whether or not the others could do without it.
 
     Parameters
     ----------
     run
-        What came of it; each rank that ended returned True.
+        The result of the run; each rank that ended returned True.
     file
-        Where the program stands.
+        The file of the program.
     """
     killed = {mark.rank: mark for mark in run.trace.marks if mark.kind == "killed"}
     said = [
@@ -58,7 +58,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _words(error: BaseException, file: str) -> str:
-    """Return what the interpreter would print for an error that nobody caught, without what is not the user's."""
+    """Return the text that the interpreter would print for an uncaught error, without the parts that are not the user's."""
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int) else f"{error.code}\n"
     story = traceback.TracebackException.from_exception(error)

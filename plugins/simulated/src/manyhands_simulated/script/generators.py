@@ -16,7 +16,7 @@ _KINDS: dict[str, tuple[str, str, Callable[[Any, int], Any]]] = {
     "numpy.random": ("get_bit_generator", "set_bit_generator", lambda module, seed: module.MT19937(seed)),
     "torch": ("get_rng_state", "set_rng_state", lambda module, seed: module.Generator().manual_seed(seed).get_state()),
 }
-"""For each module how to take what its generator goes on from, how to give it that, and how to make the first one from a seed."""
+"""For each module the functions that read its generator's state, set it, and make the first one from a seed."""
 
 
 class Generators:
@@ -25,18 +25,18 @@ class Generators:
     Parameters
     ----------
     seed
-        That of the run: what ranks draw that seed nothing themselves follows from it, and differs between them.
+        The seed of the run: the numbers that ranks draw without a seed of their own follow from it, and differ between ranks.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def take(self) -> dict[str, Any]:
-        """Return what the generators would go on from."""
+        """Return the states of the generators."""
         return {name: getattr(module, _KINDS[name][0])() for name, module in _imported()}
 
     def give(self, taken: dict[str, Any], rank: int | None = None) -> None:
-        """Let the generators go on from what was taken; those of which nothing was begin anew, where they are a rank's."""
+        """Set the generators to states; those without one begin again, if they are a rank's."""
         for name, module in _imported():
             _, give, begin = _KINDS[name]
             if name not in taken and rank is not None:

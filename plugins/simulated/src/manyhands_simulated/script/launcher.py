@@ -28,7 +28,7 @@ __all__ = ["launch"]
 def launch(request: LaunchRequest) -> int:
     """Run the script or module on each rank; return the exit code.
 
-    That is 128 and the signal's number where SIGINT or SIGTERM ended the run; for all else see `manyhands_simulated.script.failure.conclude`.
+    That is 128 and the signal's number if SIGINT or SIGTERM ended the run; for all else see `manyhands_simulated.script.failure.conclude`.
     Must be called from the main thread: it handles signals.
 
     Raises
@@ -41,7 +41,7 @@ def launch(request: LaunchRequest) -> int:
         with _signals(lambda: positions(made[0].runtime) if made else []):
             return _launch(request, made)
     except _SignalledError as signalled:  # outside of the run, which has its own words
-        doing = "wrote the trace" if made else f"made a world of {request.ranks} ranks, of which none has run"
+        doing = "wrote the trace" if made else f"was making a world of {request.ranks} ranks, before any ran"
         sys.stderr.write(f"\nmanyhands run: ended by {signalled.number.name}, while it {doing}\n")
         return 128 + signalled.number
 
@@ -51,7 +51,7 @@ def _launch(request: LaunchRequest, made: list[Simulation]) -> int:
     config = cast("SimulatedConfig", request.config or SimulatedConfig())
     trace = Path(config.trace).absolute() if config.trace else None
     if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
-        raise _no_trace(config.trace, "name a file, in a folder that is there")
+        raise _no_trace(config.trace, "name a file in a folder that exists")
     network = Network.resolve(config.network or None)
     simulation = Simulation(
         request.ranks, seed=config.seed, network=network, faults=config.faults or None, keep_messages=trace is not None
@@ -65,7 +65,7 @@ def _launch(request: LaunchRequest, made: list[Simulation]) -> int:
 
 
 def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int) -> tuple[int, str]:
-    """Run the program on all ranks; return the exit code, and what is to be said."""
+    """Run the program on all ranks; return the exit code, and the message."""
     runtime = simulation.runtime
     real = sys.stdout, sys.stderr
     digits = len(str(request.ranks - 1)) if request.prefix else 0
@@ -110,13 +110,13 @@ def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int
             )
             return 128 + signalled.number, f"{'-' * 80}\n{said}\n"
     if any(output.is_broken for output in outputs):
-        # Nobody reads any more, as in `manyhands run ... | head`: end as other programs do.
+        # Nothing reads any more, as in `manyhands run ... | head`: end as other programs do.
         return 128 + signal.SIGPIPE, ""
     return conclude(run, file)
 
 
 def _writer(processes: Processes) -> int | None:
-    """Return the rank whose words these are: that of the thread, or where a rank has started the thread itself, the one that runs."""
+    """Return the rank that writes: that of the thread, or if a rank has started the thread itself, the one that runs."""
     rank = current_rank()
     return processes.rank if rank is None else rank
 
@@ -124,7 +124,7 @@ def _writer(processes: Processes) -> int | None:
 def _common_variables(request: LaunchRequest) -> dict[str, str]:
     return {
         "WORLD_SIZE": str(request.ranks),
-        # Nobody listens there, and a simulated rank does not ask.
+        # No launcher listens there, and a simulated rank does not look.
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "simulated",
@@ -155,7 +155,7 @@ class _SignalledError(BaseException):
 
 @contextmanager
 def _signals(where: Callable[[], list[str]]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise `_SignalledError` with where the ranks are, unless they are ignored, as under nohup."""
+    """Let SIGINT and SIGTERM raise `_SignalledError` with the places of the ranks, unless they are ignored, as under nohup."""
 
     def raise_signal(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one does not wait for anything

@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["Modules"]
 
 _PACKAGES = "-packages" + os.sep
-"""What the path of an installed module has in it, and of its environment the program's folder may be the parent."""
+"""The parts of an installed module's path; the program's folder may contain its environment."""
 _LOCKS: dict[str, Any] = getattr(importlib._bootstrap, "_module_locks", {})
 """Python's locks of modules that are being imported. A rank may wait for others while it holds one, in a module that calls `manyhands.init`,
 and these come through the same lines."""
@@ -26,7 +26,7 @@ class Modules(MetaPathFinder):
     Parameters
     ----------
     folder
-        Where the program lies.
+        The folder of the program.
     """
 
     def __init__(self, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks print, brought together: whole lines, each with the rank that wrote it."""
+"""The output of the ranks, brought together: whole lines, each with the rank that wrote it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Screen(Screen):
 
 
 class RankLines(io.BufferedIOBase):
-    """Where the streams of all ranks end, for one of the two outputs of the process.
+    """The common end of the streams of all ranks, for one of the two outputs of the process.
 
     Lines are brought together as `manyhands run` does for processes. A line belongs to the rank that runs, not to the one that made the stream: a
     logging handler that all ranks share tells who wrote.
@@ -51,11 +51,11 @@ class RankLines(io.BufferedIOBase):
     Parameters
     ----------
     stream
-        Where the lines go.
+        The target of the lines.
     digits
         How wide the number of a rank is in front of each line; 0 for lines without it.
     writer
-        Tells which rank runs; None for none, whose words pass unchanged.
+        Returns the running rank; None for none, whose output passes unchanged.
     silent
         Ranks of which nothing is written any more.
     """
@@ -75,7 +75,7 @@ class RankLines(io.BufferedIOBase):
         return self._screen.broken
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Take what a rank writes; keep what is no whole line yet."""
+        """Take the output of a rank; keep an unfinished line."""
         text = bytes(data)
         rank = self._writer()
         if rank is None:
@@ -88,7 +88,7 @@ class RankLines(io.BufferedIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """Write what the rank that runs did not end with a line."""
+        """Write the unfinished line of the running rank."""
         rank = self._writer()
         if rank in self._ranks and rank not in self._silent:
             self._ranks.pop(rank).close()
@@ -102,7 +102,7 @@ class RankLines(io.BufferedIOBase):
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Return that of the process; what is written there passes by this class."""
+        """Return the stream of the process; writes to it pass by this class."""
         return self._stream.fileno()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What each rank takes for its process, although all of them live in one: it is changed whenever another rank runs."""
+"""The state that each rank takes for its process, although all of them live in one: it is changed whenever another rank runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Streams = tuple[TextIO, TextIO]
 
 
 class _Process:
-    """What one rank has for itself, while it does not run."""
+    """The state that one rank has for itself, while it does not run."""
 
     __slots__ = ("argv", "environ", "generators", "main", "modules", "stderr", "stdout", "variables")
 
@@ -38,7 +38,7 @@ class _Process:
 class Processes:
     """Gives each rank arguments, a main module, modules of the program, output streams, environment variables and generators of its own.
 
-    All else is one for all ranks: the modules that are installed, with what those hold, the working directory, open files.
+    All else is one for all ranks: the installed modules with their contents, the working directory, open files.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Processes:
     variables
         Returns those variables of a rank that are not the same for all of them.
     folder
-        Where the modules of the program lie.
+        The folder of the program's modules.
     streams
         Returns the standard output and the standard error that a rank begins with.
     seed
@@ -78,7 +78,7 @@ class Processes:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Give the process back what it had when the context ends."""
+        """Restore the state of the process when the context ends."""
         argv, path, stdout, stderr, main = sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"]
         folders, environ, variables = list(path), vars(os.environ), dict(os.environ)
         self._main, self._environ = main, environ
@@ -93,7 +93,7 @@ class Processes:
             path[:] = folders
             os.environ.__dict__ = environ
             self._generators.give(generators)
-            # Not only what Python sees of the variables has changed, but also what the system does.
+            # Not only Python's view of the variables has changed, but also the system's.
             for name in () if self._shown is None else self._shown.variables:
                 os.unsetenv(name)
             os.environ.clear()
@@ -102,7 +102,7 @@ class Processes:
     def show(self, rank: int) -> None:
         """Let the process look like that of a rank; to be called often, so that it touches no more than it must."""
         if rank < 0:
-            return  # a thread that the program has started itself: nobody knows for which rank
+            return  # a thread that the program has started itself: its rank is not known
         before = self._shown
         taken = self._modules.take()
         if before is not None:
@@ -114,10 +114,10 @@ class Processes:
         sys.argv, sys.stdout, sys.stderr, sys.modules["__main__"] = now.argv, now.stdout, now.stderr, now.main
         self._modules.give(now.modules)
         self._generators.give(now.generators, rank)
-        # The object stays, which any module may hold; what is in it is the rank's.
+        # The object stays, because any module may hold it; its content is the rank's.
         os.environ.__dict__ = now.environ
         for name, value in now.variables.items():
-            os.putenv(name, value)  # for what is not Python, such as programs that the rank starts
+            os.putenv(name, value)  # for code other than Python, such as programs that the rank starts
 
     def _begin(self, rank: int) -> _Process:
         environ = {name: copy.copy(value) for name, value in self._environ.items()}

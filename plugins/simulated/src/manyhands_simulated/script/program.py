@@ -1,4 +1,4 @@
-"""The program that `manyhands run` was given: a script or a module, run as Python would run it."""
+"""The program of `manyhands run`: a script or a module, run as Python would run it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Program:
     Attributes
     ----------
     code
-        What is run.
+        The code to run.
     file
-        Where it stands.
+        Its file.
     names
-        What Python gives a main module beside its name.
+        The names that Python gives a main module besides its name.
     """
 
     code: CodeType
@@ -57,7 +57,7 @@ def load(request: LaunchRequest) -> Program:
     SyntaxError
         It is no Python.
     ImportError
-        There is no such module, or it is none that can be run.
+        There is no such module, or it cannot be run.
     """
     if request.is_module:
         return _module(request.target)
@@ -74,6 +74,8 @@ def _module(name: str) -> Program:
     get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
     code = get_code(spec.name) if spec is not None and get_code is not None else None
     if spec is None or code is None:
-        raise ImportError(f"no module named {name!r} can be run: is it installed, and does a package have a __main__?")
+        raise ImportError(
+            f"there is no module {name!r} to run: is it installed, and if it is a package, does it have a __main__?"
+        )
     names = {"__package__": spec.parent, "__spec__": spec, "__loader__": spec.loader, "__cached__": spec.cached}
     return Program(code, spec.origin or name, names)

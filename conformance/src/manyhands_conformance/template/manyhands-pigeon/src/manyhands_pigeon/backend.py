@@ -44,7 +44,7 @@ class SocketBackend(Backend):
         self.changed: threading.Condition = threading.Condition()  # guards all of these
         self.arrivals: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)  # by channel and peer
         self.outgoing: dict[int, SimpleQueue[_Message | None]] = {}
-        # Core authenticates who connects. The lower rank dials; the higher one has its socket once `_accept` was called.
+        # Core authenticates the client. The lower rank dials; the higher one has its socket once `_accept` was called.
         card = write_card(bootstrap.listen(bootstrap.host, self._accept))
         addresses = read_cards(bootstrap.exchange("pigeon", card), tuple[str, int])
         for peer in range(bootstrap.rank + 1, bootstrap.world_size):
@@ -84,7 +84,7 @@ class SocketBackend(Backend):
             _fill(frame, sock)
             channel, nbytes, header = _FRAME.unpack(frame.payload)
             message = _Message(peer, header, memoryview(bytearray(nbytes)))
-            with self.changed:  # without the payload: whoever expects another header learns it now
+            with self.changed:  # without the payload: a receiver that expects another header learns it now
                 self.arrivals[channel, peer].append(message)
                 self.changed.notify_all()
             _fill(message, sock)
@@ -116,7 +116,7 @@ class SocketBackend(Backend):
         return SocketTransport(self, channel)
 
     def abort(self) -> None:
-        """Wake whoever waits, here and in the kernel."""
+        """Wake the threads that wait, here and in the kernel."""
         with self.changed:
             self._ended = "the job ended"
             self.changed.notify_all()
@@ -150,16 +150,16 @@ class SocketTransport(Transport):
         return message
 
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        """Say what is expected; `wait` takes it."""
+        """Note the expected message; `wait` takes it."""
         return _Message(peer, header, payload, incoming=True)
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
-        """Wait for the threads, and take what has come."""
+        """Wait for the threads, and take the messages that have come."""
         messages = cast("Sequence[_Message]", transfers)
         self._backend.wait_for(lambda: any(map(self._take, messages)), [each.peer for each in messages], deadline)
 
     def _take(self, message: _Message) -> bool:
-        """Tell whether a message is done; one that has come is copied to where it belongs."""
+        """Return whether a message is done; copy one that has come to its place."""
         came = self._backend.arrivals[self._channel, message.peer]
         if message.incoming and not message.done and came:
             if came[0].header != message.header:
