@@ -22,6 +22,7 @@ import pytest
 
 import manyhands as mh
 from manyhands.api import Group
+from support.gpu_memory import free_bytes, settled
 from support.gpu_ranks import FOLDER
 
 __all__ = [
@@ -527,31 +528,16 @@ def memory(begin: Callable[[], AbstractContextManager[Group]], xp: Any, settle_s
             same(group.all_reduce(x), np.full(1 << 20, group.world_size, np.float32))
             with group.split(0) as other:
                 other.all_reduce_async(x, "max").synchronize()
-            open_bytes = _free(xp)
+            open_bytes = free_bytes(xp)
         # What NCCL holds is given back on a thread of its own; with one rank it may be too little to show.
         limit = time.monotonic() + 3
-        while _free(xp) <= open_bytes and time.monotonic() < limit:
+        while free_bytes(xp) <= open_bytes and time.monotonic() < limit:
             time.sleep(0.01)
-        found.append(_settled(xp, settle_s))
+        found.append(settled(xp, settle_s))
     return found
 
 
 memory.begins_itself = True  # type: ignore[attr-defined]
-
-
-def _free(xp: Any) -> int:
-    xp.cuda.runtime.deviceSynchronize()
-    return int(xp.cuda.runtime.memGetInfo()[0])
-
-
-def _settled(xp: Any, settle_s: float) -> int:
-    """Return how much is free once that has not changed for a while: the other ranks of the device are closing as well."""
-    found, since = _free(xp), time.monotonic()
-    while time.monotonic() - since < settle_s:
-        time.sleep(0.05)
-        if _free(xp) != found:
-            found, since = _free(xp), time.monotonic()
-    return found
 
 
 # What fails.
