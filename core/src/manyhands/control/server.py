@@ -39,7 +39,9 @@ class Seat:
         self.sock = sock
         self.hello = hello
         self.number: int | None = None
-        self.connection: FrameConnection = FrameConnection(server._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, server._liveness)
+        self.connection: FrameConnection = FrameConnection(
+            server._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, server._liveness
+        )
 
     def send(self, message: FromStore) -> None:
         """Send a message; from any thread."""
