@@ -38,7 +38,7 @@ def test_across_hosts_those_for_one_host_are_passed_over(plugins: PluginFactory,
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
     plugins.backend("beta", "factory='os:getcwd', auto_priority=5, one_host=True")
 
-    assert weigh(manager) == ("beta", [("alpha", "it can run, and beta comes before it")])
+    assert weigh(manager) == ("beta", [("alpha", "it can run, but beta comes before it")])
     assert weigh(manager, one_host=False) == ("alpha", [("beta", "it is for ranks of one host")])
 
 
@@ -51,7 +51,7 @@ def test_where_all_are_for_one_host_there_is_none_across_hosts(plugins: PluginFa
 def test_without_any_candidate_there_is_nothing_to_choose_from(plugins: PluginFactory, manager: PluginManager) -> None:
     plugins.backend("alpha")
 
-    with pytest.raises(BackendUnavailableError, match="alpha: it is used only when it is asked for by name"):
+    with pytest.raises(BackendUnavailableError, match="alpha: it is used only if it is chosen by name"):
         candidates(manager)
 
 

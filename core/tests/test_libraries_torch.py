@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -164,6 +165,7 @@ def torch(monkeypatch, cupy):
     module.__dict__.update(Tensor=Tensor, strided="strided", empty=empty, device=lambda *place: place)
     module.autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=increment_version))
     module.is_grad_enabled = lambda: False
+    module.inference_mode = lambda is_on: nullcontext()
     module.cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=7000 + device))
     monkeypatch.setitem(sys.modules, "torch", module)
     for cache in (torch_library._numpy_dtype, torch_library._torch_dtype):

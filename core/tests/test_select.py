@@ -261,7 +261,7 @@ def test_the_shipped_rows_are_right_and_their_last_ones_serve_all_calls() -> Non
 def test_a_wrong_row_above_the_shipped_ones_is_refused(where: int) -> None:
     rows = [Rule(BROADCAST, "chain", max_bytes=8)] * 5
     rows.insert(where, Rule(BROADCAST, "star"))
-    with pytest.raises(ConfigError, match="a rule names the algorithm 'star' for broadcast, which is not there"):
+    with pytest.raises(ConfigError, match="a rule names the algorithm 'star' for broadcast, which does not exist"):
         Selector((*rows, *default_rules()))
 
 

@@ -331,7 +331,7 @@ atexit.register(lambda: print("freed" if "mem_free" in fake.names() else "kept",
 
 
 def test_a_program_may_end_with_such_arrays(tmp_path: Path) -> None:
-    here = Path(__file__).parent
+    here = Path(__file__).resolve().parents[1]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
     script = tmp_path / "ends.py"
     script.write_text(AT_EXIT)

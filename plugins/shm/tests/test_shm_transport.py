@@ -39,7 +39,7 @@ def content(number: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody look again who sleeps: a wake-up that is lost ends the test, and nothing else hides it."""
     monkeypatch.setattr(bell, "SLICE_S", 1000.0)
-    monkeypatch.setattr("transport_tools.PATIENCE_S", 1000.0)
+    monkeypatch.setattr("support.transport_tools.PATIENCE_S", 1000.0)
 
 
 SIZES = [

@@ -397,7 +397,8 @@ class ndarray:  # noqa: N801
             )
         current = get_current_stream()
         if consumer not in (-1, current.ptr or 1):
-            fake_cuda.stream_wait_event(consumer, current.record().ptr)
+            ready = current.record()
+            fake_cuda.stream_wait_event(consumer, ready.ptr)
         return Capsule(self)
 
 

@@ -357,13 +357,16 @@ def check_header_mismatch(worlds: WorldMaker) -> None:
 
 def _lost(group: Group, channel: int, watcher: int) -> dict[str, Any] | None:
     transport = _opened(group, channel)
+    # A rank that still connects or sends to one that has left fails, and the job with it.
     if group.rank == 1:
-        for peer in (2 - watcher, watcher):  # a rank that still connects to one that has left fails, and the job with it
+        for peer in (2 - watcher, watcher):
             group.recv(peer)
+    else:
+        group.send(np.ones(1), 1)
+    group.split(0)  # over core's own connections: each rank comes here when its messages are done
+    if group.rank == 1:
         _backend(group).abort()  # and core does not know
         _backend(group).close()
-        return None
-    group.send(np.ones(1), 1)
     if group.rank != watcher:
         return None
     transfers: list[Transfer] = []

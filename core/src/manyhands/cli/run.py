@@ -186,7 +186,7 @@ def _warn_of_options_behind(target: str, args: Sequence[str]) -> None:
         number = value or following
         if name in {"-n", "-np", "--ranks", "--nproc-per-node", "--nproc_per_node"} and number.isdigit():
             sys.stderr.write(
-                f"manyhands run: {name} {number} stands after {target} and is passed on to it, so that one rank runs; "
+                f"manyhands run: {name} {number} stands after {target} and is passed on to it, and only one rank runs; "
                 f"to run {number} ranks: manyhands run -n {number} {target}\n"
             )
             return

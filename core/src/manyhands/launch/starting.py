@@ -160,7 +160,7 @@ def _request(job: Launch, resolution: Resolution, environ: Mapping[str, str]) ->
     for option, value in of_processes.items():
         if value is not None:
             raise UsageError(
-                f"the backend {resolution.backend!r} starts the ranks itself, and knows no {option}; leave it out, or choose another "
+                f"the backend {resolution.backend!r} starts the ranks itself, and has no option {option}; leave it out, or choose another "
                 "backend with --backend"
             )
     chosen = {**job.environ, "PYTHONHASHSEED": environ["PYTHONHASHSEED"]}
