@@ -75,7 +75,7 @@ class Pack(sdist):
 core = Extension(
     "manyhands_native._core",
     sources=sorted(map(str, SOURCES.glob("*.c"))),
-    depends=[str(SOURCES / "native.h"), "setup.py"],
+    depends=[*sorted(map(str, SOURCES.glob("*.h"))), "setup.py"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")],
     extra_compile_args=[
         "-std=c11",

@@ -138,3 +138,60 @@ def test_wait_ends_with_the_job_and_nothing_begins_after_it(pair: list[Any]):
     with pytest.raises(LinkLost, match="the job was aborted"):
         pair[1].send(0, HEADER, memoryview(b""))
     assert list(pair[1].library.held.values()) == [receiving]
+
+
+class _Asked(_Polled):
+    """Its requests, also those of sends, are done when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(0, _Library())
+        self.asked: list[Any] = []
+        self.ready: set[int] = set()
+
+    def start_send(self, peer: int, memory: bytes | memoryview) -> int:
+        return len(memory)
+
+    def start_receive(self, peer: int, memory: Any) -> Any:
+        return peer
+
+    def test(self, request: Any, peer: int) -> bool:
+        self.asked.append(request)
+        return request in self.ready
+
+
+def test_long_send_is_done_when_both_of_its_requests_are():
+    transport = _Asked()
+    sending = transport.send(1, HEADER, memoryview(bytes(100_000)))
+    assert sending.requests == [64, 100_000]
+    transport.ready = {100_000}
+    assert not sending.advance()
+    assert (sending.done, sending.requests, list(transport.library.held)) == (False, [64], [id(sending)])
+    transport.ready = {64}
+    assert sending.advance()
+    assert (sending.done, sending.requests, transport.library.held) == (True, [], {})
+
+
+def test_wait_tests_all_transfers_though_the_first_is_done():
+    transport = _Asked()
+    sends = [transport.send(1, HEADER, memoryview(bytes(nbytes))) for nbytes in (1, 2)]
+    transport.ready, transport.asked[:] = {65}, []
+    transport.wait(sends, Deadline(30))
+    assert transport.asked == [65, 66]
+
+
+@pytest.mark.parametrize(
+    ("error", "requests", "is_uncertain"), [(LinkLost(1, "it broke"), [], False), (KeyboardInterrupt(), [72], True)]
+)
+def test_request_is_forgotten_only_if_the_library_has_ended_it(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, requests: list[int], is_uncertain: bool
+):
+    transport = _Asked()
+    sending = transport.send(1, HEADER, memoryview(bytes(8)))
+
+    def test(request: Any, peer: int) -> bool:
+        raise error
+
+    monkeypatch.setattr(transport, "test", test)
+    with pytest.raises(type(error)):
+        sending.advance()
+    assert (sending.requests, sending.is_uncertain, list(transport.library.held)) == (requests, is_uncertain, [id(sending)])

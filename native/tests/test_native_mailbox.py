@@ -87,6 +87,47 @@ def test_a_steady_call_needs_no_method_of_python(boxes: list[Any]) -> None:
     assert must(thread_world(body, 2, "packets", config=patient)) == [0, 0]
 
 
+def test_c_sends_only_when_the_mailbox_has_room(boxes: list[Any]) -> None:
+    def body(group: Group) -> float:
+        if group.rank == 0:
+            for number in range(2000):
+                group.send(np.full(8, float(number)), 1)  # more than the socket holds, for a rank that sleeps
+            return 0.0
+        time.sleep(0.3)
+        return float(sum(group.recv(0)[0] for _ in range(2000)))
+
+    assert must(thread_world(body, 2, "packets")) == [0.0, 2000 * 1999 / 2]
+    assert sum(box.taken() for box in boxes) > 0
+    assert sum(box.unasked() for box in boxes) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"c_mailbox": None}, "PacketMailbox sets compiled, but its c_mailbox is no capsule as mailbox.h describes it"),
+        (
+            {"outgoing": (memoryview(bytearray(1024)),)},
+            "has slots of 1024 bytes in Python and of 4096 in C: they must be the same",
+        ),
+    ],
+)
+def test_a_mailbox_whose_forms_disagree_is_the_plugins_fault(
+    packets: ModuleType, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
+) -> None:
+    made = packets.PacketMailbox.__init__
+
+    def init(self: Any, *given: Any) -> None:
+        made(self, *given)
+        for name, value in change.items():
+            setattr(self, name, value)
+
+    monkeypatch.setattr(packets.PacketMailbox, "__init__", init)
+    found = thread_world(lambda group: group.send(np.ones(1), 1) if group.rank == 0 else group.recv(0), 2, "packets")
+    assert any(words in str(error) for error in found), found
+    found = thread_world(lambda group: group.all_reduce(np.ones(1)), 2, "packets")
+    assert any(words in str(error) for error in found), found
+
+
 def test_another_call_of_a_peer_is_a_mismatch_in_both_forms(boxes: list[Any]) -> None:
     def body(group: Group) -> Any:
         for _ in range(3):

@@ -183,6 +183,10 @@ class Low:
         self, left: npt.NDArray[Any], right: npt.NDArray[Any], out: npt.NDArray[Any], start: int, /
     ) -> int: ...  # Reduce from an element on; return the first one that Python must do.
 
+def mailbox_slot_bytes(
+    box: object, /
+) -> int: ...  # The length of the slots of a mailbox with a C form. Raises AttributeError or ValueError if it has none.
+
 # What the machine allows: each does something so often, and returns how many seconds that took; of pings, the median of a round trip.
 
 def measure_copy(target: _Memory, source: _Memory, times: int, /) -> float: ...

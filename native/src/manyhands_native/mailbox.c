@@ -87,4 +87,15 @@ const Mailbox *mailbox_of(PyObject *object) {
     return NULL;
 }
 
+/* mailbox_slot_bytes(box): the length of its slots; raises unless the mailbox has a C form. */
+static PyObject *slot_bytes(PyObject *Py_UNUSED(module), PyObject *object) {
+    const Mailbox *box = mailbox_of(object);
+    return box ? PyLong_FromSize_t(box->slot_bytes) : NULL;
+}
+
+PyMethodDef mailbox_methods[] = {
+    {"mailbox_slot_bytes", slot_bytes, METH_O, "Return the length of the slots of a mailbox with a C form; raise AttributeError or ValueError if it has none."},
+    {NULL, NULL, 0, NULL},
+};
+
 PyObject *mailbox_capsule(Mailbox *box) { return PyCapsule_New(box, MANYHANDS_MAILBOX, NULL); }

@@ -70,10 +70,11 @@ static How send_post(Send *send, PyArrayObject *array, uint64_t number, Py_ssize
     Rest *rest = &send->rest;
     size_t first = first_of(port, &send->fast.given);
     const unsigned char *data = PyArray_DATA(array);
-    unsigned char *slot = box->slot(box->mailbox);
     memcpy(port->header + port->number_at, &number, 8);
     if (rest->nbytes) memcpy(rest->header + port->number_at, &number, 8);
     *step = AT_BEGINNING;
+    if (box->room(box->mailbox) != MANYHANDS_YES) return STOPPED_AT;
+    unsigned char *slot = box->slot(box->mailbox);
     memcpy(slot, &send->tag, TAG_BYTES);
     if (first) memcpy(slot + TAG_BYTES, data, first);
     if (box->post(box->mailbox, port->header, slot, port->opening_bytes) != MANYHANDS_YES) return STOPPED_AT;

@@ -35,7 +35,7 @@ static int execute(PyObject *module) {
         Py_XDECREF(type);
         if (failed) return -1;
     }
-    return 0;
+    return PyModule_AddFunctions(module, mailbox_methods);
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {

@@ -14,18 +14,23 @@ typedef struct {
     int fd;
     size_t came; /* the bytes of the packet in `incoming`; 0 for none */
     unsigned long taken; /* by C */
+    unsigned long unasked; /* messages that came though `room` had last said that there is none */
+    manyhands_answer last;
     unsigned char outgoing[MANYHANDS_HEADER_BYTES + SLOT_BYTES], incoming[MANYHANDS_HEADER_BYTES + SLOT_BYTES];
 } Packets;
 
 static manyhands_answer room(void *mailbox) {
-    struct pollfd one = {((Packets *)mailbox)->fd, POLLOUT, 0};
-    return poll(&one, 1, 0) == 1 && one.revents == POLLOUT ? MANYHANDS_YES : MANYHANDS_NOT_YET;
+    Packets *packets = mailbox;
+    struct pollfd one = {packets->fd, POLLOUT, 0};
+    packets->last = poll(&one, 1, 0) == 1 && one.revents == POLLOUT ? MANYHANDS_YES : MANYHANDS_NOT_YET;
+    return packets->last;
 }
 
 static unsigned char *slot(void *mailbox) { return ((Packets *)mailbox)->outgoing + MANYHANDS_HEADER_BYTES; }
 
 static manyhands_answer post(void *mailbox, const unsigned char *header, const unsigned char *payload, size_t nbytes) {
     Packets *packets = mailbox;
+    packets->unasked += packets->last == MANYHANDS_NOT_YET;
     memcpy(packets->outgoing, header, MANYHANDS_HEADER_BYTES);
     if (nbytes && payload != slot(packets)) memcpy(slot(packets), payload, nbytes);
     return send(packets->fd, packets->outgoing, MANYHANDS_HEADER_BYTES + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? MANYHANDS_UNUSUAL : MANYHANDS_YES;
@@ -69,7 +74,10 @@ size_t packets_slot_bytes(void) { return SLOT_BYTES; }
 
 unsigned char *packets_slot(Packets *packets, int incoming) { return incoming ? packets->incoming + MANYHANDS_HEADER_BYTES : slot(packets); }
 
-int packets_post(Packets *packets, const unsigned char *header, size_t nbytes) { return post(packets, header, slot(packets), nbytes); }
+int packets_post(Packets *packets, const unsigned char *header, size_t nbytes) {
+    packets->last = MANYHANDS_YES; /* Python tries until it is sent */
+    return post(packets, header, slot(packets), nbytes);
+}
 
 int packets_fetch(Packets *packets, const unsigned char *header, size_t nbytes) {
     int answer = arrived(packets, header, nbytes);
@@ -79,5 +87,7 @@ int packets_fetch(Packets *packets, const unsigned char *header, size_t nbytes) 
 
 /* The header of the packet that came and is another one than was asked for; NULL if none came. */
 const unsigned char *packets_other(const Packets *packets) { return packets->came ? packets->incoming : NULL; }
+
+unsigned long packets_unasked(const Packets *packets) { return packets->unasked; }
 
 unsigned long packets_taken(const Packets *packets) { return packets->taken; }

@@ -25,7 +25,7 @@ from manyhands.api import (
     hookimpl,
 )
 
-Pairs = dict[tuple[int, int, int], tuple[socket.socket, socket.socket]]
+Waiting = dict[tuple[int, int, int], socket.socket]
 UNUSUAL, NOT_YET, YES = -1, 0, 1
 
 made: list[PacketMailbox] = []
@@ -42,7 +42,8 @@ def load(path: Path) -> None:
     library.packets_slot.restype = ctypes.c_void_p
     library.packets_other.restype = ctypes.c_void_p
     library.packets_open.argtypes = [ctypes.c_int, ctypes.c_double]
-    library.packets_slot_bytes.restype = library.packets_taken.restype = ctypes.c_size_t
+    library.packets_slot_bytes.restype = library.packets_taken.restype = library.packets_unasked.restype = ctypes.c_size_t
+    library.packets_unasked.argtypes = [ctypes.c_void_p]
     library.packets_post.argtypes = library.packets_fetch.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
     library.packets_close.argtypes = library.packets_other.argtypes = library.packets_taken.argtypes = [ctypes.c_void_p]
     library.packets_slot.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -75,6 +76,10 @@ class PacketMailbox(Mailbox):
     def taken(self) -> int:
         """Return how many messages C has taken."""
         return int(library.packets_taken(self.box))
+
+    def unasked(self) -> int:
+        """Return how many messages C has posted without room for them."""
+        return int(library.packets_unasked(self.box))
 
     def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
         self.by_python += 1
@@ -217,18 +222,17 @@ class PacketBackend(Backend):
         assert isinstance(bootstrap.config, Config)
         self.rank, self.native, self.spin_s = bootstrap.rank, bootstrap.native, bootstrap.config.spin_s
         with _lock:
-            self.pairs: Pairs = bootstrap.shared.setdefault("packets", {})
+            self.waiting: Waiting = bootstrap.shared.setdefault("packets", {})
         self.ends: list[socket.socket] = []
         self.aborted = False
 
     def end(self, channel: int, peer: int) -> socket.socket:
-        """Return this rank's end of the pair of a channel."""
+        """Return this rank's end of the pair of a channel: that which the peer has left, or one whose other end the peer will take."""
         low, high = sorted((self.rank, peer))
         with _lock:
-            pair = self.pairs.get((channel, low, high))
-            if pair is None:
-                pair = self.pairs[channel, low, high] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            mine = pair[self.rank == high]
+            mine = self.waiting.pop((channel, low, high), None)
+            if mine is None:
+                mine, self.waiting[channel, low, high] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.ends.append(mine)
         return mine
 
@@ -242,7 +246,9 @@ class PacketBackend(Backend):
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        for sock in self.ends:
+        with _lock:
+            left = [self.waiting.pop(key) for key in list(self.waiting) if self.rank in key[1:]]
+        for sock in (*self.ends, *left):
             sock.close()
 
 

@@ -21,6 +21,7 @@ from manyhands.calls.arguments import extents
 from manyhands.calls.devices.actions import barrier
 from manyhands.calls.runner import Calls
 from manyhands.common.checks import safe_str, whole
+from manyhands.common.installing import install_command
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError, PluginError, UnsupportedError, UsageError
 
@@ -200,10 +201,11 @@ def _found(device: int, used: int | None) -> int:
         device = (cupy.cuda.runtime.getDevice() if used is None else used) if device == _CURRENT else device
     except ImportError as error:
         raise UnsupportedError(
-            f"arrays on GPUs are those of CuPy, which cannot be imported ({error}): pip install 'manyhands[nccl]'"
+            f"arrays on GPUs are those of CuPy, which cannot be imported ({error}); try: "
+            + install_command("pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13")
         ) from error
     except RuntimeError as error:  # CuPy's errors of the runtime and of the driver
-        raise UnsupportedError(f"there is no GPU for group.empty(): {error}") from error
+        raise UnsupportedError(f"this process sees no GPU ({error}): look at nvidia-smi and CUDA_VISIBLE_DEVICES") from error
     if device >= count:
         raise UsageError(f"device is {device}, and this process sees {count} GPU{'' if count == 1 else 's'}, counted from 0")
     if used not in (None, device):

@@ -36,11 +36,14 @@ class LibraryMessage(Transfer):
         The length of the payload.
     requests
         The library's requests that are not known to be done.
+    is_uncertain
+        Whether a signal interrupted a test, so that the library may or may not have ended the last request. It must not be tested again, and its
+        memory counts as in use.
     failure
         What ended it, where a thread moves it.
     """
 
-    __slots__ = ("_first", "_payload", "_transport", "failure", "nbytes", "peer", "requests")
+    __slots__ = ("_first", "_payload", "_transport", "failure", "is_uncertain", "nbytes", "peer", "requests")
 
     def __init__(self, transport: LibraryTransport, peer: int, payload: memoryview) -> None:
         self.peer: int = peer
@@ -49,6 +52,7 @@ class LibraryMessage(Transfer):
         self.moved: int = 0
         self.requests: list[Any] = []
         self.failure: Exception | None = None
+        self.is_uncertain: bool = False
         self._transport = transport
         self._payload = payload
         self._first: Any = None
@@ -78,8 +82,11 @@ class LibraryMessage(Transfer):
                     if not test(requests[-1], self.peer):
                         return False
                     requests.pop()
+            except Exception:
+                requests.pop()  # the library has ended it
+                raise
             except BaseException:
-                requests.pop()  # which is not tested again
+                self.is_uncertain = True  # a signal may have come in the midst of a test
                 raise
             self.go_on()
         return True

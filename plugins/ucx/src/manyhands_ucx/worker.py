@@ -269,6 +269,8 @@ class Worker(LibraryUse):
 
     def _give_up(self, message: LibraryMessage) -> bool:
         """Ask UCX to let go of a message; return whether it has."""
+        if message.is_uncertain:
+            return False
         message.requests[:] = [request for request in message.requests if self.test(request) == IN_PROGRESS]
         for request in message.requests:
             self.ucp.request_cancel(self.handle, request)

@@ -73,7 +73,23 @@ def checked_mailbox(transport: Transport, peer: int) -> Mailbox | None:
             raise Breach(
                 f"{_name(box)} has outgoing={box.outgoing!r} and incoming={box.incoming!r} instead of one or more memoryviews each"
             )
+        if box.compiled is not None:
+            _check_c_form(box)
     return box
+
+
+def _check_c_form(box: Mailbox) -> None:
+    """Check the form of a mailbox that the compiled executor will use; raises as `checked_mailbox`."""
+    assert box.compiled is not None
+    expected = len(box.outgoing[0])
+    try:
+        found = box.compiled.mailbox_slot_bytes(box)
+    except (AttributeError, ValueError) as error:
+        raise Breach(
+            f"{_name(box)} sets compiled, but its c_mailbox is no capsule as mailbox.h describes it: {error}"
+        ) from error
+    if found != expected:
+        raise Breach(f"{_name(box)} has slots of {expected} bytes in Python and of {found} in C: they must be the same")
 
 
 def _name(of: object) -> str:
