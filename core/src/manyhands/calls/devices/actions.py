@@ -72,6 +72,8 @@ class DeviceAction:
         The array that the result is copied to from there, where it cannot be written directly.
     give
         Gives the result.
+    own
+        Those of the arrays that stand in place of the caller's, and that a graph needs as long as it lives.
 
     Attributes
     ----------
@@ -81,7 +83,7 @@ class DeviceAction:
         What is done once the call was enqueued on the caller's stream.
     """
 
-    __slots__ = ("_arrays", "_devices", "_give", "_is_known", "_out", "_ready", "_target", "starts", "then")
+    __slots__ = ("_arrays", "_devices", "_give", "_is_known", "_out", "_own", "_ready", "_target", "starts", "then")
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class DeviceAction:
         target: DeviceArray | None,
         out: DeviceArray | None,
         give: Give | None,
+        own: Sequence[DeviceArray] = (),
     ) -> None:
         self._devices = devices
         self._ready = ready
@@ -100,6 +103,7 @@ class DeviceAction:
         self._out = out
         self._give = give
         self._is_known = is_known
+        self._own = own
         self.starts: list[DeviceEvent] = []
         self.then: Callable[[], None] | None = None
 
@@ -136,6 +140,8 @@ class DeviceAction:
     def follow_up(self, stream: int) -> None:
         """Enqueue what comes after the call on the caller's current stream."""
         channel = self._devices.channel
+        if self._own and channel is not None and channel.is_capturing(stream):
+            self._devices.keep(self._own)
         # Some libraries do not know which stream uses their arrays.
         is_ordered = all(array.library.is_stream_ordered for array in self._arrays)
         if self._out is not None and self._target is not None:
@@ -354,12 +360,14 @@ def collective(devices: Devices, step: Operation, *, may_alias: bool) -> DeviceA
     if step.shape is None:
         array, _, _, _ = devices.registered.settled(request, array, None, None)
         ready = ready_of(devices, step, array, None, None)
-        return DeviceAction(devices, ready, lambda: devices.knows(request), [array, source], None, None, give)
+        own = _own((array, source))
+        return DeviceAction(devices, ready, lambda: devices.knows(request), [array, source], None, None, give, own)
     array, wanted, late = _placed(array, step.shape, request.dtype, out, may_alias=may_alias)
     array, target, late, place = devices.registered.settled(request, array, wanted, late)
     arrays = [array, source] if out is None else [array, source, out]
     ready = ready_of(devices, step, array, target, place)
-    return DeviceAction(devices, ready, lambda: devices.knows(request, place), arrays, target, late, give)
+    own = _own((array, source), (target, target if late is None else late))
+    return DeviceAction(devices, ready, lambda: devices.knows(request, place), arrays, target, late, give, own)
 
 
 def copied(devices: Devices, local: Local) -> DeviceAction:
@@ -370,7 +378,13 @@ def copied(devices: Devices, local: Local) -> DeviceAction:
     check_arrays(devices, source, out)
     array, target, late = _placed(source.library.contiguous(source), source.shape, source.dtype, out, may_alias=True)
     arrays = [array, source] if out is None else [array, source, out]
-    return DeviceAction(devices, None, lambda: True, arrays, target, late, give)
+    own = _own((array, source), (target, target if late is None else late))
+    return DeviceAction(devices, None, lambda: True, arrays, target, late, give, own)
+
+
+def _own(*pairs: tuple[DeviceArray | None, DeviceArray | None]) -> list[DeviceArray]:
+    """Return the arrays that stand in place of the caller's, each given with the one that it stands for."""
+    return [used for used, callers in pairs if used is not None and used is not callers]
 
 
 def _placed(
@@ -415,7 +429,10 @@ def message(devices: Devices, step: Message) -> DeviceAction:
     if sent is not None and incoming is not None:
         _check_libraries(sent[0], incoming[0])
     arrays = [flow[0] for flow in (sent, received, outgoing, incoming) if flow is not None]
-    return DeviceAction(devices, ready, lambda: devices.knows_messages(sent, received), arrays, target, late, give)
+    own = _own(
+        (sent and sent[0], source if isinstance(source, DeviceArray) else None), (target, target if late is None else late)
+    )
+    return DeviceAction(devices, ready, lambda: devices.knows_messages(sent, received), arrays, target, late, give, own)
 
 
 def _outside(devices: Devices, array: DeviceArray) -> DeviceArray:
