@@ -231,12 +231,18 @@ class WorldMaker:
         return ProcessJob(self.backend, self.config, size, timeout_s, is_virtual=self.lacks("clock"))
 
 
+def _is_consequence(outcome: Outcome) -> int:
+    """Return how likely an error is the consequence of another rank's: 0 for one of its own, 2 for one that only another rank's end brings."""
+    if {"LinkLost", "PeerLostError", "AbortedError"}.intersection(outcome.errors):
+        return 2
+    return 1 if "CommError" in outcome.errors else 0
+
+
 def _what_happened(program: Program, job: ThreadJob | ProcessJob, outcomes: list[Outcome | None]) -> str:
     """Return words for the fault: the ranks that hang, and the error that is the cause of the others."""
     size = len(outcomes)
     raised = {rank: each for rank, each in enumerate(outcomes) if each is not None and each.errors}
-    causes = (rank for rank, each in raised.items() if not {"CommError", "LinkLost"}.intersection(each.errors))
-    cause = next(causes, next(iter(raised), None))
+    cause = min(raised, key=lambda rank: (_is_consequence(raised[rank]), rank), default=None)
     lines = []
     if cause is not None:
         lines.append(f"rank {cause} of {size} raised {raised[cause].error}: {raised[cause].text}")
