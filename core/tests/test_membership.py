@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from support.membership_tools import Job, progress, recv, stalled, talked
 
+from manyhands.common.ranks import show_ranks
 from manyhands.control import protocol as messages
 from manyhands.control.protocol import ANOTHER_CALL, Farewell, Join, Leave, Question, Report, Stalled, Verdict, Welcome
-from manyhands.control.verdicts import KINDS, error_from, show_ranks
+from manyhands.control.verdicts import KINDS, error_from
 from manyhands.errors import AbortedError, CollectiveMismatchError, CommError, DeadlineError, PeerLostError
 
 

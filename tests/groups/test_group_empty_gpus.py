@@ -310,7 +310,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
 
     def program(group: Group) -> None:
-        with pytest.raises(mh.UnsupportedError, match="cannot be imported .*; try: pip install .*nccl"):
+        with pytest.raises(mh.UnsupportedError, match=r"cannot be imported .*; try: pip install .*nccl"):
             group.empty(3, device="cuda")
 
     for outcome in thread_world(program, 1, "simulated"):

@@ -14,6 +14,7 @@ from operator import and_
 
 import msgspec
 
+from manyhands.common.ranks import show_ranks
 from manyhands.control import timing
 from manyhands.control.joiners import Joiners
 from manyhands.control.protocol import (
@@ -29,7 +30,6 @@ from manyhands.control.protocol import (
     Shrunk,
     Verdict,
 )
-from manyhands.control.verdicts import show_ranks
 
 __all__ = ["ShrinkRequests", "Survivors"]
 

@@ -21,7 +21,7 @@ from manyhands.errors import (
     RendezvousError,
 )
 
-__all__ = ["KINDS", "RunsAlreadyError", "differ_in_length", "error_from", "show_ranks"]
+__all__ = ["KINDS", "RunsAlreadyError", "differ_in_length", "error_from"]
 
 _GATHERING = re.compile(r"((?:all_)?gather\(\w+\[)\d+([^()=]*(?:root=\d+)?)\)")
 """A gathering without counts, in words. The length of axis 0 stands between the groups."""
@@ -53,19 +53,6 @@ def error_from(verdict: Verdict, rank: int) -> ManyHandsError:
     """Return the error that ``rank`` raises for a verdict."""
     kind = KINDS.get(verdict.kind, CommError)
     return kind(verdict.text, rank=rank, peer=verdict.peer, operation=verdict.operation, sequence=verdict.sequence)
-
-
-def show_ranks(ranks: Iterable[int]) -> str:
-    """Return ``"rank 3"`` or ``"ranks 0-2, 5"``."""
-    numbers = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
 
 
 def differ_in_length(calls: Iterable[str]) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from manyhands.common.ranks import show_ranks
 from manyhands.control.inquest import Finding, Inquest, Outcome
 from manyhands.control.protocol import ANOTHER_CALL, Checkpoint, Join, Wait
-from manyhands.control.verdicts import differ_in_length, show_ranks
+from manyhands.control.verdicts import differ_in_length
 
 __all__: list[str] = []
 
