@@ -98,6 +98,8 @@ def test_the_help_of_run_groups_its_options(capsys, monkeypatch: pytest.MonkeyPa
     ("given", "said"),
     [
         (["-np", "4", "h.py"], "has no option -np; write -n NUMBER"),
+        (["-mca", "btl", "tcp", "h.py"], "has no option -mca; it is mpirun's"),
+        (["-x", "A", "h.py"], "has no option -x; leave it out"),
         (["--backend", "tcp", "--nproc-per-node=4", "h.py"], "has no option --nproc-per-node; write -n NUMBER"),
         (["--nproc_per_node", "4", "h.py"], "has no option --nproc_per_node; write -n NUMBER"),
         (["-n", "auto", "h.py"], "'auto' is no number of ranks; this host has"),

@@ -98,6 +98,7 @@ class World(msgspec.Struct, frozen=True):
     def after(self, event: Event, **changes: bool) -> World:
         world = msgspec.structs.replace(self, **changes)
         state, action = transition(self.state, event)
+        self._check(event, state, action)
         there, standby, timers = world.is_store_there, world.has_standby, {*self.timers} - {event}
         if action in (Action.TURN, Action.ASK, Action.JOIN):
             assert standby  # there is one to turn to
@@ -110,6 +111,24 @@ class World(msgspec.Struct, frozen=True):
         elif action is Action.SEARCH:
             timers |= {Event.NOBODY_TELLS, Event.NOBODY_FOUND}
         return World(state, there, standby, world.is_named, frozenset(timers))
+
+    def _check(self, event: Event, state: State, action: Action) -> None:
+        """Laws that hold for every row."""
+        if event is Event.CLOSE or self.state is State.CLOSED:
+            assert state is State.CLOSED
+            assert action is (Action.GIVE_UP if event is Event.NOBODY_FOUND else Action.NONE)
+            return
+        if event in (Event.STANDBY_SPEAKS, Event.STORE_SILENT):
+            assert action is Action.TURN
+            assert state is (self.state if self.state in FINAL else State.CONNECTED)
+        # A rank gives its store up only when it is lost, and looks for others only then.
+        losses = {event for event in Event if event.name.startswith("LOST")} | {Event.STANDBY_LATE, Event.STANDBY_SILENT}
+        if event not in losses:
+            assert action not in (Action.AWAIT, Action.SEARCH)
+            assert state not in (State.ORPHANED, State.SEARCHING) or state is self.state
+        assert (action is Action.FAIL) == (event is Event.NOBODY_TELLS and self.state in State.SEARCHING | State.GATHERING)
+        assert (action is Action.GIVE_UP) == (event is Event.NOBODY_FOUND and self.state is State.SEARCHING)
+        assert (action is Action.RELAY) == (event is Event.ALL_LEFT and self.state in State.CONNECTED | State.CUT_OFF)
 
     def next(self) -> Iterator[World]:
         yield self.after(Event.CLOSE)

@@ -364,6 +364,15 @@ def test_two_ranks_that_wait_in_one_place_with_different_calls_are_a_mismatch() 
     assert "rank 2: call of 2" in verdict.text
 
 
+def test_a_verdict_names_each_rank_however_many_there_are() -> None:
+    job = Job(16, joined=False)
+    for rank in range(0, 16, 2):
+        job.join(rank)
+    job.store.late(1.0)
+    verdict = next(verdict for told in job.verdicts() for verdict in told)
+    assert "ranks 1, 3, 5, 7, 9, 11, 13, 15 of 16 did not come" in verdict.text
+
+
 def test_ranks_that_wait_in_different_places_may_still_meet() -> None:
     job = Job()
     job.store.handle(0, stalled(4, b"one"))

@@ -26,13 +26,23 @@ def _sent(group: Group, x: Any, out: Any) -> float:
     return 2.0 - group.rank
 
 
-def _copied(group: Group, x: Any, out: Any) -> float:
+def _together(group: Group, x: Any, out: Any) -> float:
     with group.coalesce() as batch:
         batch.all_reduce(x, out=out)
     return 3.0
 
 
-@pytest.mark.parametrize("call", [_reduced, _sent, _copied])
+def _to_root(group: Group, x: Any, out: Any) -> float:
+    group.reduce(x, root=0, out=out if group.rank == 0 else None)
+    return 3.0 * (group.rank == 0)
+
+
+def _to_oneself(group: Group, x: Any, out: Any) -> float:
+    group.sendrecv(x, group.rank, group.rank, out=out)
+    return group.rank + 1.0
+
+
+@pytest.mark.parametrize("call", [_reduced, _sent, _together, _to_root, _to_oneself])
 @pytest.mark.parametrize("strided", ["input", "out", "both"])
 def test_a_graph_holds_the_copies_of_strided_arrays(gpus: FakeNccl, call: Callable[..., float], strided: str) -> None:
     def program(group: Group) -> None:

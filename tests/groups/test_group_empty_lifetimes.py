@@ -9,12 +9,13 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.device_worlds import HYBRID, gpu_world, gpus, mine, ranks
+from support.device_worlds import HYBRID, NCCL, gpu_world, gpus, mine, ranks
 from support.fake_gpu import fake_cupy
 from support.fake_gpu.fake_nccl import FakeNccl
 from support.waiting import until
@@ -29,9 +30,9 @@ __all__ = ["gpus"]
 REVOKES, ABORTS = 23203, 22800
 
 
-def filled(group: Group, shape: Any = 4) -> Any:
+def filled(group: Group, shape: Any = 4, dtype: Any = np.float32) -> Any:
     """Return an array of `Group.empty` that is full of this rank's number + 1."""
-    made = group.empty(shape, np.float32, device="cuda")
+    made = group.empty(shape, dtype, device="cuda")
     made[...] = group.rank + 1
     return made
 
@@ -66,6 +67,48 @@ def test_arrays_that_die_before_the_close_are_freed_after_the_communicator(gpus:
     until(lambda: not gpus.allocated)
     names = gpus.names()
     assert names.index("mem_free") > names.index("comm_destroy")
+
+
+WIDE: dict[str, Any] = NCCL | {"backends": {"nccl": {"accumulate": "float32"}}}
+COPIED: dict[str, tuple[dict[str, Any], Callable[[Group, Any, Any], Any], Any, int]] = {
+    "broadcast": (NCCL, lambda group, x, out: group.broadcast(x, root=1, out=out), np.float32, 4),
+    "strided": (NCCL, lambda group, x, out: group.all_reduce(x[::2], out=out), np.float32, 8),
+    "message": (NCCL, lambda group, x, out: group.sendrecv(x, 1 - group.rank, 1 - group.rank, out=out), np.float32, 4),
+    "float32": (WIDE, lambda group, x, out: group.all_reduce(x, out=out), np.float16, 4),
+}
+"""Calls that NCCL performs on copies of registered memory."""
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_memory_that_a_captured_call_copies_waits_for_the_graph(gpus: FakeNccl, name: str) -> None:
+    config, call, dtype, count = COPIED[name]
+
+    def program(group: Group) -> None:
+        x, out = filled(group, count, dtype), fake_cupy.zeros(4, dtype)
+        call(group, x, out)
+        expected = out.get().tolist()
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            call(group, x, out)
+            graph = stream.end_capture()
+        del x
+        collected()
+        other = group.empty(count, dtype, device="cuda")
+        other[...] = 77
+        other.get()
+        group.barrier(device="cuda")
+        out.fill(0)
+        out.get()
+        with stream:
+            graph.launch(stream)
+            found = out.get().tolist()
+        group.barrier(device="cuda")
+        del graph
+        assert found == expected
+        group.synchronize()
+
+    ranks(program, 2, config=config)
 
 
 def test_an_array_that_outlives_its_group_is_an_array_as_any_other(gpus: FakeNccl) -> None:

@@ -54,9 +54,14 @@ def load(name: str, *, hidden: Sequence[str] = ()) -> ctypes.CDLL:
 
 def answer_by(library: ctypes.CDLL, function: Callable[..., int]) -> None:
     """Let a function of Python answer all calls of a library."""
-    _answers[library._name] = UPCALL(function)  # which must live as long as the library
-    library.set_upcall(_answers[library._name])
+    name = library._name
+    _functions[name] = function
+    if name not in _answers:
+        # One for all tests: threads of a test that is over may still call it, and must not find another object in its place.
+        _answers[name] = UPCALL(lambda *words: _functions[name](*words))  # noqa: PLW0108 - it is looked up at each call
+        library.set_upcall(_answers[name])
 
 
 _loaded: dict[str, ctypes.CDLL] = {}
 _answers: dict[str, object] = {}
+_functions: dict[str, Callable[..., int]] = {}

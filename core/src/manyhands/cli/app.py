@@ -62,7 +62,7 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
         lambda: None
     )  # `main` runs it; here is its line of the list
     app.command("doctor", short_help="List the backends: can they run here, and what to type.")(doctor)
-    app.command("explain", short_help="Say who waits for whom, of what flight recorders wrote.")(explain)
+    app.command("explain", short_help="Say which rank waits for which, from the files of flight recorders.")(explain)
     app.command("certs", short_help="Make certificates, by which ranks encrypt their connections.")(certs)
     app.add_typer(config_app, name="config")
     epilog = None

@@ -47,6 +47,16 @@ _OF_OTHERS: Final = {
     ("--rdzv-endpoint", "--master-addr", "--master-port"): "write --rendezvous HOST:PORT",
     ("--rdzv-id",): "write --run-id WORD",
     ("-H", "--host", "--hosts", "--hostfile", "-f"): "write --nnodes and --node-rank, with a manyhands run on each host",
+    ("-machinefile", "--machinefile"): "write --nnodes and --node-rank, with a manyhands run on each host",
+    (
+        "-mca",
+        "--mca",
+        "--bind-to",
+        "--map-by",
+    ): "it is mpirun's: leave it out, or write --backend mpi and set OMPI_MCA_ variables",
+    ("-ppn",): "write -n NUMBER on each host",
+    ("-x",): "leave it out: ranks get the whole environment",
+    ("-verbose",): "write --verbose",
     ("--standalone", "--oversubscribe", "--rdzv-backend", "--allow-run-as-root"): "leave it out",
 }
 """What torchrun's and mpirun's options are called here."""
@@ -118,7 +128,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     basic.add_argument("--grace", dest="grace_s", type=float, metavar="SECONDS", help=text)
     text = "Start a Python for each rank, instead of forking one that has imported NumPy."
     basic.add_argument("--no-fork", dest="fork", action="store_false", help=text)
-    basic.add_argument("--help", action="help", help="Show this page and exit.")
+    basic.add_argument("-h", "--help", action="help", help="Show this page and exit.")
 
     hosts = parser.add_argument_group("several hosts")
     text = "How many hosts run the job, each with its own `manyhands run`; 1 unless given."

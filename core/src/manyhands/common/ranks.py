@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
-__all__ = ["show_ranks"]
+__all__ = ["show_all_ranks", "show_ranks"]
 
 
 def show_ranks(ranks: Iterable[int], most: int = 6) -> str:
@@ -27,3 +28,8 @@ def show_ranks(ranks: Iterable[int], most: int = 6) -> str:
     if len(runs) > most:
         text += f" and {sum(b - a + 1 for a, b in runs[most:])} more"
     return f"rank {text}" if len(runs) == 1 and runs[0][0] == runs[0][1] else f"ranks {text}"
+
+
+def show_all_ranks(ranks: Iterable[int]) -> str:
+    """Do likewise, and leave none out: an error must name each rank that it is about."""
+    return show_ranks(ranks, sys.maxsize)

@@ -37,7 +37,7 @@ def shorten(story: traceback.TracebackException, error: BaseException) -> bool:
 
 
 def _leave_users_part(story: traceback.TracebackException) -> bool:
-    """Take the frames inside manyhands out of a traceback, and out of those that led to it; return whether there were any."""
+    """As `shorten`, whatever the error is."""
     earlier = [each for each in (story.__cause__, story.__context__) if each is not None]
     found = [_leave_users_part(each) for each in earlier]
     kept = [frame for frame, is_inside in _inside(story.stack) if not is_inside]

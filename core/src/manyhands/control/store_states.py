@@ -110,9 +110,10 @@ ROWS: Final = (
     Row(Event.ALL_CAME, State.MEETING, (Action.WELCOME, Action.APPOINT), State.RUNNING),
     Row(Event.ALL_CAME, State.INQUEST, (Action.WELCOME, Action.APPOINT)),
     Row(Join, _ANY, (Action.REFUSE_JOIN,)),
-    Row(Exchange, _UNKNOWN, (Action.EXCHANGE,)),
+    Row(Exchange, _UNKNOWN, (Action.EXCHANGE,)),  # after a verdict no rank may come out of it as if all were well
     Row(LeaveGroup, _ANY, (Action.NOTE_GROUP,)),
     Row(Leave, _ANY, (Action.NOTE_LEAVE,)),
+    # Never after a verdict: a rank that leaves as others abort must learn of that.
     Row(Event.ALL_LEFT, State.RUNNING, (Action.FAREWELL,), State.FINISHED),
     # Something is wrong.
     Row(Stalled, _UNKNOWN, (Action.NOTE_STALL,)),

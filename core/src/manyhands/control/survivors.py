@@ -14,7 +14,7 @@ from operator import and_
 
 import msgspec
 
-from manyhands.common.ranks import show_ranks
+from manyhands.common.ranks import show_all_ranks
 from manyhands.control import timing
 from manyhands.control.joiners import Joiners
 from manyhands.control.protocol import (
@@ -124,14 +124,14 @@ class ShrinkRequests:
         """Return why the survivors must neither continue nor agree, since others might do so without them; None if they may."""
         if self._reformed:
             them = "it" if len(self._reformed) == 1 else "them"
-            text = f"{show_ranks(self._reformed)} continued without {show_ranks(left.ranks)}, which must not continue beside {them}"
+            text = f"{show_all_ranks(self._reformed)} continued without {show_all_ranks(left.ranks)}, which must not continue beside {them}"
             ours = [rank for rank in self._reformed if rank < self._first]  # newcomers are no ranks of this job
             peer = min(ours, default=left.lost)
             return Verdict("lost", text, peer, operation)
         others = len(left.vanished)
         if others > len(left.ranks) or (0 < others == len(left.ranks) and left.has_taken_over):
             text = (
-                f"{show_ranks(left.vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(left.ranks)}, which must not continue "
+                f"{show_all_ranks(left.vanished)} cannot be reached, and may live: they are not fewer than {show_all_ranks(left.ranks)}, which must not continue "
                 "beside them; start the job anew"
             )
             return Verdict("lost", text, min(left.vanished), operation)
@@ -292,7 +292,7 @@ class ShrinkRequests:
         if not missing and not newcomers:  # they have just come
             return
         if vote is None:
-            late = [show_ranks(missing)] if missing else []
+            late = [show_all_ranks(missing)] if missing else []
             if newcomers:
                 late.append("a new rank" if len(newcomers) == 1 else f"{len(newcomers)} new ranks")
             text = (
@@ -302,7 +302,7 @@ class ShrinkRequests:
             self._answer_all(Shrunk([], "", 0, Verdict("deadline", text, missing[0] if missing else None, "shrink")))
         else:
             text = (
-                f"{message.agreement} did not end within {message.timeout_s:g} s: {show_ranks(missing)} did not come, and did not end either; every "
+                f"{message.agreement} did not end within {message.timeout_s:g} s: {show_all_ranks(missing)} did not come, and did not end either; every "
                 "surviving member must call it"
             )
             problem = Verdict("deadline", text, missing[0], "agree")

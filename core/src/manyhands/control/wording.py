@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from manyhands.common.ranks import show_ranks
+from manyhands.common.ranks import show_all_ranks
 from manyhands.control.inquest import Finding, Inquest, Outcome
 from manyhands.control.protocol import ANOTHER_CALL, Checkpoint, Join, Wait
 from manyhands.control.verdicts import differ_in_length
@@ -49,7 +49,7 @@ def difference(ours: Join, theirs: Join, they: str) -> str:
 
 def late(missing: Collection[int], world_size: int, timeout_s: float, misfits: Iterable[str], hint: str) -> str:
     """Say which ranks did not come in time, and which processes were refused."""
-    text = f"the ranks did not meet within {timeout_s:g} s: {show_ranks(missing)} of {world_size} did not come"
+    text = f"the ranks did not meet within {timeout_s:g} s: {show_all_ranks(missing)} of {world_size} did not come"
     named = "; ".join(sorted(misfits)[:_MAX_NAMED])
     return text + (f". Refused: {named}" if named else "") + (f". {hint}" if hint else "")
 
@@ -107,12 +107,12 @@ def different_calls(rank: int, other: int) -> str:
 
 def deadlock(ranks: Iterable[int]) -> str:
     """Say that ranks wait for each other."""
-    return f"{show_ranks(ranks)} wait for each other, and none can continue: {_ORDER}"
+    return f"{show_all_ranks(ranks)} wait for each other, and none can continue: {_ORDER}"
 
 
 def absent_from(exchange: str, absent: int, waiting: Collection[int]) -> str:
     """Say that others wait in an exchange for a rank that has left."""
-    others = f"{show_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+    others = f"{show_all_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
     return f"rank {absent} has closed its group, and {others} for it in {exchange}: {_ORDER}"
 
 
@@ -137,7 +137,7 @@ def verdict_of(inquest: Inquest, finding: Finding) -> str:
 
 def _headline(inquest: Inquest, finding: Finding) -> str:
     report, reporter = inquest.report, inquest.reporter
-    missing = show_ranks(finding.missing)
+    missing = show_all_ranks(finding.missing)
     match finding.outcome:
         case Outcome.SILENT:
             return f"{report.text}: {missing} did not answer"
@@ -167,4 +167,4 @@ def _stories(inquest: Inquest) -> Iterable[str]:
         stories.setdefault(answer.text, []).append(rank)
     if inquest.silent:
         stories["no answer: stopped, cut off, or busy"] = inquest.silent
-    return [f"  {show_ranks(ranks)}: {story}" for story, ranks in sorted(stories.items(), key=lambda item: min(item[1]))]
+    return [f"  {show_all_ranks(ranks)}: {story}" for story, ranks in sorted(stories.items(), key=lambda item: min(item[1]))]

@@ -186,7 +186,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
         job.let_more_come()
         join_address = None if job.meeting is None else job.meeting.join_address
         if join_address is not None and job.world_size < join_address.roster().fewest:
-            # They were counted by a successor at no door. The store of this job is at it, and ends the job, so that all meet there: so few do not go on.
+            # A standby that cannot let newcomers in has counted them: too few. The store of this job can, and ends the job, so that all meet again there.
             with contextlib.suppress(CommError):
                 job.control.exchange("more ranks", b"", deadline)
         return formed

@@ -24,7 +24,7 @@ _CHAINED = re.compile(
 _PLACE = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LAST_LINES = 10
 MISTAKES = {f"manyhands.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError")}
-"""The errors of a program that are wrong on all ranks: new ranks would find none to let them in."""
+"""Mistakes of the program that recur on all ranks, so that a replacement would find no rank to let it in."""
 _LATE_S = 0.1
 """How much later than its consequences a death may be seen."""
 

@@ -46,6 +46,8 @@ _REGISTERED = (
     "counts use: give another array, or make the call without _async"
 )
 
+_NO_CAPTURE = "a call in the background cannot become part of a CUDA graph: capture the call without _async, which is enqueued on the stream that is captured"
+
 Enqueue = Callable[[int, Any], None]
 """``enqueue(stream, keep)``: launch what is ready."""
 
@@ -139,15 +141,16 @@ class DeviceAction:
 
     def follow_up(self, stream: int) -> None:
         """Enqueue what comes after the call on the caller's current stream."""
-        channel = self._devices.channel
-        if self._own and channel is not None and channel.is_capturing(stream):
-            self._devices.keep(self._own)
+        channel, registered = self._devices.channel, self._devices.registered
+        # A graph reads copies at each replay, and the registered memory that copies were made of: NCCL never sees that.
+        if channel is not None and (self._own or not registered.is_empty) and channel.is_capturing(stream):
+            self._devices.keep([*self._own, *(array for array in self._arrays if registered.has(array.pointer))])
         # Some libraries do not know which stream uses their arrays.
         is_ordered = all(array.library.is_stream_ordered for array in self._arrays)
         if self._out is not None and self._target is not None:
             self._out.library.copy(self._out, self._target)
             if channel is not None and not channel.is_capturing(stream):
-                self._devices.copied(channel.record(stream))
+                self._devices.copied(stream, channel.record(stream))
         if channel is None:
             if not is_ordered:
                 self.library.synchronize(self._arrays[0].device)
@@ -247,8 +250,10 @@ class Kept:
         """Keep them no longer."""
 
 
-def begin(devices: Devices, libraries: Sequence[Library]) -> list[DeviceEvent]:
-    """Return the points that the current streams of libraries have come to; none in a world of one.
+def begin(
+    devices: Devices, libraries: Sequence[Library], name: str = "a call in the background", refusal: str = _NO_CAPTURE
+) -> list[DeviceEvent]:
+    """Return the points that the current streams of libraries have come to; none if the group has no channel.
 
     Raises
     ------
@@ -259,14 +264,11 @@ def begin(devices: Devices, libraries: Sequence[Library]) -> list[DeviceEvent]:
     if channel is None:
         return []
     starts = []
-    with devices.reporting("a call in the background"):
+    with devices.reporting(name):
         for library in libraries:
             stream, _ = library.stream(channel.device)
             if channel.is_capturing(stream):
-                raise UnsupportedError(
-                    "a call in the background cannot become part of a CUDA graph: capture the call without _async, which is enqueued on the "
-                    "stream that is captured"
-                )
+                raise UnsupportedError(refusal)
             starts.append(channel.record(stream))
     return starts
 
@@ -334,7 +336,9 @@ def barrier(devices: Devices, token: DeviceArray, deadline: Deadline) -> None:
     assert channel is not None
     step = Operation(request, token, token.shape)
     action = DeviceAction(devices, ready_of(devices, step, token, token), lambda: True, [token], token, None, None)
-    action.starts = begin(devices, libraries)
+    action.starts = begin(
+        devices, libraries, "barrier", "barrier(device=) cannot become part of a CUDA graph: call it before the capture begins"
+    )
     end = launch_together([action], deadline)[0].end
     with devices.reporting("barrier"):
         for library in libraries:

@@ -115,7 +115,7 @@ class Devices:
         self.entered: Launched | None = None
         self.latest: dict[int, Launched] = {}
         self.ended: dict[int, Launched] = {}
-        self._copies: list[DeviceEvent] = []
+        self._copies: dict[int, DeviceEvent] = {}
         self._number = members.channel
         self._digest = 0
         self._count = 0
@@ -324,19 +324,19 @@ class Devices:
         """Keep memory that a graph uses which nobody else knows; when the graph is gone is not told, so that it is kept until the group is closed."""
         self._captured.extend(arrays)
 
-    def copied(self, end: DeviceEvent) -> None:
-        """Take note of where a copy of a result ends: the call after it may be on another stream, and not behind it."""
-        self._copies = [one for one in self._copies if not one.done()] + [end]
+    def copied(self, stream: int, end: DeviceEvent) -> None:
+        """Take note of where the last copy of a result ends on a stream: the call after it may be on another one, and not behind it."""
+        self._copies[stream] = end
 
     def synchronize(self, deadline: Deadline) -> bool:
         """Wait on the host until the device has done all that was launched; tell whether it has."""
-        channel, copies = self.channel, self._copies
+        channel, copies = self.channel, dict(self._copies)
         if channel is None:
             return True
         try:
             # What is captured runs when the graph does.
             launches = [launched for launched in self.unfinished() if not channel.is_capturing(launched.stream)]
-            ends = [*copies, *(channel.record(launched.stream) for launched in launches)]
+            ends = [*copies.values(), *(channel.record(launched.stream) for launched in launches)]
             while not all(end.done() for end in ends):
                 if self._job.control.failed:
                     return True
@@ -348,6 +348,7 @@ class Devices:
                 self.report(failure, "waiting for the GPU")
             return True
         self.ended.update((launched.stream, launched) for launched in launches)
+        self._copies = {stream: end for stream, end in self._copies.items() if copies.get(stream) is not end}
         return True
 
     def unfinished(self) -> list[Launched]:
@@ -397,8 +398,9 @@ class Devices:
         nbytes = device_call(call, self._members.rank).elements * call.dtype.itemsize
         ways = self.ledger, self.registered, self._kinds, self.launch
         self._fast[place] = CachedDeviceCall(ways, self.channel.device, call, library, step.shape, nbytes, in_place=in_place)
-        if prepared is not None:
-            prepared.places.append(place)
+        # It is forgotten with its kind. Calls on registered memory alone have another kind each, of which the last one was just made.
+        anchor = prepared or self._kinds[next(reversed(self._kinds))]
+        anchor.places.append(place)
 
     def add_memory(self, dtype: np.dtype[Any], shape: tuple[int, ...], deadline: Deadline) -> tuple[int, Owner] | None:
         """Register new memory for an array, which all ranks do together, and which counts as a collective; raises as `Registered.add`."""

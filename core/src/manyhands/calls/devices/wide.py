@@ -80,7 +80,7 @@ class WideAction(DeviceAction):
             self._devices.keep(self._scratch)
         else:
             # The watch may have seen the end of the call itself already.
-            self._devices.copied(self.channel.record(stream))
+            self._devices.copied(stream, self.channel.record(stream))
 
 
 def _convert(target: DeviceArray, source: DeviceArray, stream: int) -> None:
