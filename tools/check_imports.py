@@ -26,7 +26,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "control",
         "explain",
         "job",
-        "calls launch",
+        "calls local",
         "group",
         "api",
         "cli",

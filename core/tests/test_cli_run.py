@@ -11,8 +11,8 @@ import pytest
 
 from manyhands.cli.main import main
 from manyhands.config.plugins.installed import COMMAND_GROUP
-from manyhands.launch import starting
-from manyhands.launch.launching import Launch
+from manyhands.local import starting
+from manyhands.local.launching import Launch
 
 Started = list[tuple[Launch, dict[str, str | None]]]
 
@@ -116,7 +116,7 @@ def test_options_of_other_launchers_get_an_answer(capsys, given, said):
 def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "h.py").write_text("")
-    monkeypatch.setattr("manyhands.launch.processes.run_job", lambda *_: 0)
+    monkeypatch.setattr("manyhands.local.processes.run_job", lambda *_: 0)
     assert main(["run", "--backend", "tcp", "h.py", "-n", "4"]) == 0
     assert "and only one rank runs; to run 4 ranks: manyhands run -n 4 h.py" in capsys.readouterr().err
     assert main(["run", "-n", "1", "--backend", "tcp", "h.py", "-n", "4"]) == 0
@@ -140,7 +140,7 @@ def test_a_run_of_several_hosts_gets_its_name_or_a_warning(capsys, monkeypatch, 
     monkeypatch.setenv("MANYHANDS_SECRET", "x" * 32)
     (tmp_path / "h.py").write_text("")
     jobs = []
-    monkeypatch.setattr("manyhands.launch.processes.run_job", lambda job, *_: jobs.append(job) or 0)
+    monkeypatch.setattr("manyhands.local.processes.run_job", lambda job, *_: jobs.append(job) or 0)
     words = ["--nnodes", "2", "--rendezvous", "127.0.0.1:29500", "--backend", "tcp"]
     assert main(["run", *words, *option, "h.py"]) == 0
     assert jobs[0].environ.get("MANYHANDS_RUN_ID") == name
@@ -192,10 +192,10 @@ def test_a_mistake_is_reported_as_it_always_is(capsys, tmp_path, monkeypatch):
     [
         ("manyhands.cli.main.run", "manyhands: ended by SIGINT, while it started"),
         (
-            "manyhands.launch.resolve.resolve_launcher",
+            "manyhands.local.resolve.resolve_launcher",
             "manyhands run: ended by SIGINT, while it was reading the configuration and looking for the backend",
         ),
-        ("manyhands.launch.processes.run_job", "manyhands run: ended by SIGINT, while it was getting ready to start the ranks"),
+        ("manyhands.local.processes.run_job", "manyhands run: ended by SIGINT, while it was getting ready to start the ranks"),
     ],
 )
 def test_an_interrupt_before_the_ranks_are_there_says_what_was_going_on(capsys, monkeypatch, tmp_path, where, said):
@@ -217,7 +217,7 @@ def test_a_launcher_loads_neither_typer_nor_numpy_nor_commands_before_the_ranks_
     done = run_python(
         "-c",
         "import sys\n"
-        "from manyhands.launch import processes\n"
+        "from manyhands.local import processes\n"
         "processes.run_job = lambda *_: 0\n"
         "from manyhands.cli.main import main\n"
         f"assert main(['run', '-n', '2', '--backend', 'tcp', {str(tmp_path / 'script.py')!r}]) == 0\n"

@@ -11,8 +11,8 @@ from manyhands.cli.run import run
 from manyhands.contract.backend import BackendSpec, LaunchRequest, NoConfig
 from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import BackendUnavailableError, ConfigError, ManyHandsError, UsageError
-from manyhands.launch import processes, resolve, starting
-from manyhands.launch.launching import Launch
+from manyhands.local import processes, resolve, starting
+from manyhands.local.launching import Launch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from manyhands.contract.deadline import Deadline
 from manyhands.errors import AbortedError, DeadlineError, InternalError, PeerLostError
 from manyhands.job import error_file
 from manyhands.job.error_file import ErrorRecord
-from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
+from manyhands.local.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
 
 if TYPE_CHECKING:
     from pathlib import Path

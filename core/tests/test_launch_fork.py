@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from manyhands.launch.forked import ForkedRank, ForkServer, fork_server
-from manyhands.launch.launching import Launch
-from manyhands.launch.processes import run_job
+from manyhands.local.forked import ForkedRank, ForkServer, fork_server
+from manyhands.local.launching import Launch
+from manyhands.local.processes import run_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -272,7 +272,7 @@ def test_why_ranks_are_not_forked_is_said_where_it_is_asked_for(tmp_path: Path, 
 
 def test_ranks_end_with_their_server_and_nothing_hangs(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(JOB.format(seconds=60))
-    launcher = "import sys; from manyhands.launch.processes import *; from manyhands.launch.launching import Launch; sys.exit(run_job(Launch(sys.argv[1], ranks=2)))"
+    launcher = "import sys; from manyhands.local.processes import *; from manyhands.local.launching import Launch; sys.exit(run_job(Launch(sys.argv[1], ranks=2)))"
     with subprocess.Popen(
         [sys.executable, "-c", launcher, str(tmp_path / "program.py")],
         stdout=subprocess.PIPE,

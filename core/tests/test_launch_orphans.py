@@ -17,7 +17,7 @@ from support.launch_tools import DRIVER, WATCHED, Watch, environment, forking, l
 from support.waiting import until
 
 from manyhands.control.joiners import JoinAddress
-from manyhands.launch.groups import Spawned, left_in_group, signal_group
+from manyhands.local.groups import Spawned, left_in_group, signal_group
 from manyhands.net.credentials import Credentials
 
 pytestmark = [

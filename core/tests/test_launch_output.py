@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.launch.output import Screen, Stream, screens
+from manyhands.local.output import Screen, Stream, screens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ import pytest
 from support.worlds import free_port
 
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
-from manyhands.launch.launching import Launch
-from manyhands.launch.meeting_place import arrange_meeting
+from manyhands.local.launching import Launch
+from manyhands.local.meeting_place import arrange_meeting
 
 if TYPE_CHECKING:
     from pathlib import Path

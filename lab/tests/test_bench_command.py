@@ -27,8 +27,8 @@ from manyhands.errors import (
     UnsupportedError,
     UsageError,
 )
-from manyhands.launch import processes, resolve
-from manyhands.launch.launching import Launch
+from manyhands.local import processes, resolve
+from manyhands.local.launching import Launch
 from manyhands.schedule.steps import Collective
 from manyhands_lab.bench.limits import WIRE
 from manyhands_lab.bench.plan import BENCHMARKS, Done, Limits, Opened, Problem, Record, Row, Skipped, Target

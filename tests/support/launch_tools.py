@@ -32,8 +32,8 @@ __all__ = [
 DRIVER = """
 import json, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test run under nohup ignores it, and programs inherit that
-from manyhands.launch import processes
-from manyhands.launch.launching import Launch
+from manyhands.local import processes
+from manyhands.local.launching import Launch
 given = json.loads(sys.argv[1])
 processes._END_S = processes._STOP_S = given.pop("end_s")
 processes._PATIENCE_S = given.pop("patience_s", processes._PATIENCE_S)

@@ -56,7 +56,7 @@ OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.script.launc
 OF_PYTEST = (*OF_RANKS, "pytest")
 """What tests import; no plugin of pytest, which imports them in a way of its own."""
 
-BEARING = {"PRELOADED_FIRST": "from manyhands.launch import processes; processes._GRACE_S = processes._END_S = 20.0"}
+BEARING = {"PRELOADED_FIRST": "from manyhands.local import processes; processes._GRACE_S = processes._END_S = 20.0"}
 """Variables with which a launcher gives its ranks much time to fail by themselves, and to end when they are asked to. What stands in this one is run before a program."""
 
 

@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from manyhands.kit.messages import LibraryMessage, LibraryTransport, PolledTransport, ThreadedTransport
     from manyhands.kit.usage import LibraryUse, compare_settings, require_processes
     from manyhands.kit.waiting import StallCallback, wait_until
-    from manyhands.launch.guard import Guard, guarded
-    from manyhands.launch.output import Screen, screens
-    from manyhands.launch.output import Stream as OutputStream
+    from manyhands.local.guard import Guard, guarded
+    from manyhands.local.output import Screen, screens
+    from manyhands.local.output import Stream as OutputStream
     from manyhands.runtime.idle import current_frames
     from manyhands.schedule.algorithms.registry import Algorithm
     from manyhands.schedule.simulation.jitter import Jitter, JitterSource
@@ -280,9 +280,9 @@ _HOMES = {
         ),
         "manyhands.kit.waiting",
     ),
-    **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
-    "OutputStream": "manyhands.launch.output:Stream",
-    **dict.fromkeys(("Screen", "screens"), "manyhands.launch.output"),
+    **dict.fromkeys(("Guard", "guarded"), "manyhands.local.guard"),
+    "OutputStream": "manyhands.local.output:Stream",
+    **dict.fromkeys(("Screen", "screens"), "manyhands.local.output"),
     "shorten_traceback": "manyhands.common.tracebacks:shorten",
     "init": "manyhands.group.init",
     **dict.fromkeys(("OPERATIONS", "CallEvent", "MarkEvent", "MessageEvent", "Recording", "many"), "manyhands.timeline.events"),

@@ -183,8 +183,8 @@ def run(words: Sequence[str]) -> int:
         if given["nodes"] == 1:
             _warn_of_options_behind(target, args)
     # Imported here, so that the other commands do not pay for it.
-    from manyhands.launch.launching import Launch
-    from manyhands.launch.starting import start
+    from manyhands.local.launching import Launch
+    from manyhands.local.starting import start
 
     return start(Launch(target, args=tuple(args), **given), **choices)
 

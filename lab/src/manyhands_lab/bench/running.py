@@ -15,7 +15,7 @@ import msgspec
 
 from manyhands.common.checks import UNREADABLE
 from manyhands.errors import CommError
-from manyhands.launch.guard import guarded
+from manyhands.local.guard import guarded
 from manyhands_lab.bench.plan import Done, Plan, Point, Problem, Record, Target, decode_record
 
 __all__ = ["Interrupted", "Start", "compare"]

@@ -13,14 +13,14 @@ from manyhands.cli.console import print_table
 from manyhands.common.units import bytes_text, time_text
 from manyhands.config.sources import as_toml
 from manyhands.errors import CommError, UsageError
-from manyhands.launch.guard import guarded
+from manyhands.local.guard import guarded
 from manyhands.schedule.steps import Collective
 from manyhands_lab.commands.bench_ranks import names_of, start_ranks, write_json
 from manyhands_lab.commands.files import write_text
 
 if TYPE_CHECKING:
     from manyhands.config.select import Rule, Selector
-    from manyhands.launch.resolve import Resolution
+    from manyhands.local.resolve import Resolution
     from manyhands_lab.tuning.plan import Point
 
 __all__ = ["compare_algorithms"]
@@ -50,7 +50,7 @@ def compare_algorithms(
     CommError
         A rank failed.
     """
-    from manyhands.launch.resolve import resolve_launcher
+    from manyhands.local.resolve import resolve_launcher
     from manyhands_lab.tuning.plan import DEFAULT_SIZES
 
     names = names_of(collective, [each.value for each in Collective])

@@ -11,7 +11,7 @@ from manyhands.errors import UsageError
 from manyhands_lab.commands.files import write_text
 
 if TYPE_CHECKING:
-    from manyhands.launch.resolve import Resolution
+    from manyhands.local.resolve import Resolution
     from manyhands_lab.bench.plan import Target
 
 __all__ = ["names_of", "start_ranks", "targets_of", "write_json"]
@@ -62,7 +62,7 @@ def targets_of(
     PluginError
         A backend is not installed, or cannot run here.
     """
-    from manyhands.launch.resolve import resolve_launcher
+    from manyhands.local.resolve import resolve_launcher
     from manyhands_lab.bench.plan import RAW, Target
 
     targets: list[Target] = []
@@ -105,12 +105,12 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
                 "cannot be measured in the same processes: leave one out"
             )
     if not own or own[0].launcher is None:
-        from manyhands.launch.launching import Launch
-        from manyhands.launch.processes import run_job
+        from manyhands.local.launching import Launch
+        from manyhands.local.processes import run_job
 
         return run_job(Launch(module, True, (plan,), ranks, environ=chosen), dict(os.environ))
     from manyhands.contract.backend import LaunchRequest
-    from manyhands.launch.variables import shared_variables
+    from manyhands.local.variables import shared_variables
 
     # Each rank gets its share of the processors, as from `manyhands run`.
     chosen |= {name: value for name, value in shared_variables(ranks, os.environ).items() if name not in os.environ}

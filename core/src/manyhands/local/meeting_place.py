@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyhands.common.variables import Variable
-from manyhands.launch.variables import shared_variables
 from manyhands.launchers import parse_address
+from manyhands.local.variables import shared_variables
 from manyhands.net.credentials import Credentials
 from manyhands.net.network import bind, guarded_bind, show_address
 
 if TYPE_CHECKING:
-    from manyhands.launch.launching import Launch
+    from manyhands.local.launching import Launch
 
 __all__ = ["MeetingPlace", "arrange_meeting"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.common.variables import Variable
-from manyhands.launch.failure import MISTAKES
+from manyhands.local.failure import MISTAKES
 
 if TYPE_CHECKING:
-    from manyhands.launch.child import Child
-    from manyhands.launch.launching import Launch
+    from manyhands.local.child import Child
+    from manyhands.local.launching import Launch
 
 __all__ = ["Elastic"]
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from manyhands.common.folders import here
 from manyhands.common.variables import Variable, of_setting
 from manyhands.errors import ConfigError, UsageError
-from manyhands.launch.forked import ForkServer, fork_server
-from manyhands.launch.groups import all_signals
-from manyhands.launch.variables import shared_variables, with_hash_seed
+from manyhands.local.forked import ForkServer, fork_server
+from manyhands.local.groups import all_signals
+from manyhands.local.variables import shared_variables, with_hash_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from manyhands.contract.backend import LaunchRequest
-    from manyhands.launch.launching import Launch
-    from manyhands.launch.resolve import Resolution
+    from manyhands.local.launching import Launch
+    from manyhands.local.resolve import Resolution
 
 __all__ = ["start"]
 
@@ -66,7 +66,7 @@ def start(
             config = _found(config)
         _find_modules_beside(job)
         # Needs pydantic and every plugin that may be chosen, hence a good part of the time until the ranks start.
-        from manyhands.launch.resolve import resolve_launcher
+        from manyhands.local.resolve import resolve_launcher
 
         resolution = resolve_launcher(backend, config)
         job = _completed(job, resolution, environ, _choices(job, environ, backend, config, record, run_id))
@@ -133,7 +133,7 @@ def _completed(job: Launch, resolution: Resolution, environ: dict[str, str], cho
 def _starter(job: Launch, resolution: Resolution, environ: Mapping[str, str], server: ForkServer | None) -> Callable[[], int]:
     """Return what starts the ranks: the launcher of processes, or that of the backend."""
     if resolution.launcher is None:
-        from manyhands.launch.processes import run_job
+        from manyhands.local.processes import run_job
 
         return partial(run_job, job, environ, server, resolution.modules)
     if server is not None:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from manyhands.launch.guard.process import begin
+from manyhands.local.guard.process import begin
 
 __all__ = ["Guard", "guarded"]
 

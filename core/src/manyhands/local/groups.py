@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from manyhands.launch.orphans import end_with
+from manyhands.local.orphans import end_with
 
 __all__ = [
     "Left",

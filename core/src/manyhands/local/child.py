@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyhands.job import error_file
-from manyhands.launch.failure import Failure
-from manyhands.launch.forked import ForkedRank
-from manyhands.launch.groups import Spawned
-from manyhands.launch.output import Stream
+from manyhands.local.failure import Failure
+from manyhands.local.forked import ForkedRank
+from manyhands.local.groups import Spawned
+from manyhands.local.output import Stream
 
 __all__ = ["Child"]
 

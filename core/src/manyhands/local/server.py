@@ -27,8 +27,8 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from manyhands.common.variables import Variable
-from manyhands.launch.groups import exit_status, is_stopped
-from manyhands.launch.orphans import end_with
+from manyhands.local.groups import exit_status, is_stopped
+from manyhands.local.orphans import end_with
 
 __all__: list[str] = []
 

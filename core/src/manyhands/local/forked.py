@@ -1,4 +1,4 @@
-"""Ranks that are forked from a process that has imported all: the launcher's side of `manyhands.launch.server`."""
+"""Ranks that are forked from a process that has imported all: the launcher's side of `manyhands.local.server`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from manyhands.common.folders import here
-from manyhands.launch.groups import signal_group
+from manyhands.local.groups import signal_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ _TOLD_BY_PYTHON: Final = (
 
 
 class ForkedRank:
-    """A rank that the server has forked, with the attributes and methods of `manyhands.launch.groups.Spawned`."""
+    """A rank that the server has forked, with the attributes and methods of `manyhands.local.groups.Spawned`."""
 
     def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes], server: ForkServer) -> None:
         self.pid: int = pid

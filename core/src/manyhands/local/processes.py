@@ -19,11 +19,11 @@ from manyhands.common.ranks import show_ranks
 from manyhands.common.variables import Variable, of_setting
 from manyhands.errors import UsageError
 from manyhands.job import error_file
-from manyhands.launch.child import Child
-from manyhands.launch.elastic import Elastic
-from manyhands.launch.failure import exit_code, last_straw, primary, report, report_ended, report_lost
-from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
-from manyhands.launch.groups import (
+from manyhands.local.child import Child
+from manyhands.local.elastic import Elastic
+from manyhands.local.failure import exit_code, last_straw, primary, report, report_ended, report_lost
+from manyhands.local.forked import ForkedRank, ForkServer, fork_server, why_no_fork
+from manyhands.local.groups import (
     Left,
     Spawned,
     all_signals,
@@ -33,12 +33,12 @@ from manyhands.launch.groups import (
     signal_group,
     signals_as_bytes,
 )
-from manyhands.launch.guard import Guard, guarded
-from manyhands.launch.launching import Launch
-from manyhands.launch.meeting_place import MeetingPlace, arrange_meeting
-from manyhands.launch.orphans import Orphans
-from manyhands.launch.output import Stream, screens
-from manyhands.launch.variables import shared_variables, with_hash_seed
+from manyhands.local.guard import Guard, guarded
+from manyhands.local.launching import Launch
+from manyhands.local.meeting_place import MeetingPlace, arrange_meeting
+from manyhands.local.orphans import Orphans
+from manyhands.local.output import Stream, screens
+from manyhands.local.variables import shared_variables, with_hash_seed
 
 __all__ = ["run_job"]
 
