@@ -152,7 +152,7 @@ attempt(group.all_reduce, np.ones(1 << 20), timeout_s=2)
     began = time.monotonic()
     done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3, **variables)
     assert done.returncode != 0
-    assert re.search(r"manyhands: rank [02] is stuck in allreduce of MPI, which nothing can interrupt", done.stderr), (
+    assert re.search(r"manyhands: rank [02] is stuck in allreduce of MPI, which cannot be interrupted", done.stderr), (
         done.stderr
     )
     assert time.monotonic() - began < 40

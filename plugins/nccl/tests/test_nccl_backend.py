@@ -69,7 +69,7 @@ def test_two_ranks_on_one_gpu_are_refused_before_nccl_begins(start, nccl):
     assert refusal(start(2, configs=[{"device": 2}, {"device": 2}])) == words.replace(":01:", ":03:") + SHARING
     nccl.version = 22907
     assert refusal(start(2, configs=[{"device": 0}, {"device": 0}])) == (
-        words + "; several ranks on one GPU need NCCL 2.30.3 or newer, and this is 2.29.7"
+        words + "; several ranks on one GPU need NCCL 2.30.3 or newer, and the installed version is 2.29.7"
     )
     assert nccl.names() == []
 
@@ -106,12 +106,12 @@ def test_a_host_without_gpus_is_refused_on_all_ranks(start):
 
 def test_different_limits_of_kernels_are_refused(start):
     words = refusal(start(2, configs=[{}, {"max_ctas": 8}]), ConfigError)
-    assert words == "backends.nccl.max_ctas is None on rank 0 and 8 on rank 1: all ranks need the same"
+    assert words == "backends.nccl.max_ctas is None on rank 0 and 8 on rank 1: set the same value on all ranks"
 
 
 def test_different_dtypes_of_sums_are_refused(start):
     words = refusal(start(2, configs=[{}, {"accumulate": "float32"}]), ConfigError)
-    assert words == "backends.nccl.accumulate is dtype on rank 0 and float32 on rank 1: all ranks need the same"
+    assert words == "backends.nccl.accumulate is dtype on rank 0 and float32 on rank 1: set the same value on all ranks"
 
 
 def test_different_versions_of_nccl_are_refused(start, nccl, monkeypatch):
@@ -119,7 +119,7 @@ def test_different_versions_of_nccl_are_refused(start, nccl, monkeypatch):
     monkeypatch.setattr(nccl, "get_version", lambda: next(versions))
     words = refusal(start(2)).replace("2.32.3", "X").replace("2.29.7", "X")  # whichever rank asks first
     assert words == (
-        "rank 0 has NCCL X and rank 1 has X, and NCCL talks to its own version alone: install the same nvidia-nccl-cu12 or "
+        "rank 0 has NCCL X and rank 1 has X, and NCCL connects ranks of the same version only: install the same nvidia-nccl-cu12 or "
         "nvidia-nccl-cu13 for all ranks"
     )
 
@@ -142,7 +142,7 @@ def test_arrays_of_the_host_are_refused_with_the_way_out(start):
     with pytest.raises(UnsupportedError) as caught:
         backend.open_transport(0)
     assert str(caught.value) == (
-        'nccl moves the memory of GPUs alone; for arrays of the host take backend = "hybrid" with routes = { cpu = "tcp", cuda = "nccl" }'
+        'the backend nccl moves GPU memory only; for host arrays, set backend = "hybrid" with routes = { cpu = "tcp", cuda = "nccl" }'
     )
 
 
@@ -200,7 +200,7 @@ def test_two_ranks_on_one_instance_are_refused_whatever_instances_needed_before(
 def test_instances_of_one_gpu_need_a_version_of_nccl_that_connects_them(instances, start, nccl):
     nccl.version = 23007
     assert refusal(start(2)) == (
-        "ranks 0 and 1 have MIG instances of one GPU, 0000:01:00, which NCCL connects from 2.31 on, and this is 2.30.7: install a newer "
+        "ranks 0 and 1 have MIG instances of one GPU, 0000:01:00, which NCCL connects only from 2.31 on; the installed version is 2.30.7: install a newer "
         "nvidia-nccl-cu12 or nvidia-nccl-cu13, or give each rank a GPU of its own"
     )
     assert devices(start(2, hosts=(0, 1))) == [0, 0]

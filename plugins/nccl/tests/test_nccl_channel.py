@@ -240,7 +240,7 @@ def test_reproducible_reductions_are_refused_in_words(world, collective):
         return str(caught.value), caught.value.operation
 
     words = (
-        "NCCL promises no order of reduction, so that it cannot do reproducible=True: leave it away, or reduce on the host, with a cpu "
+        "NCCL promises no order of reduction, so it cannot honour reproducible=True: omit it, or reduce on the host, with a cpu "
         'backend and gpu_fallback = "host"'
     )
     assert world(body, 2) == [(words, collective.value)] * 2

@@ -35,8 +35,8 @@ def typed(name):
         ),
         ("complex64", "product", f'NCCL has no op="product" for complex64, only sum and mean: {HOST}'),
         ("complex128", "max", f'NCCL has no op="max" for complex128, only sum and mean: {HOST}'),
-        ("bool", "Op(f)", f"NCCL has no op=Op(f): it reduces by sum, product, max, min, mean alone; {HOST}"),
-        ("float32", "np.hypot", f"NCCL has no op=np.hypot: it reduces by sum, product, max, min, mean alone; {HOST}"),
+        ("bool", "Op(f)", f"NCCL has no op=Op(f): use one of sum, product, max, min, mean; {HOST}"),
+        ("float32", "np.hypot", f"NCCL has no op=np.hypot: use one of sum, product, max, min, mean; {HOST}"),
     ],
 )
 def test_a_reduction_that_nccl_lacks_is_refused_in_words(dtype, op, said):
@@ -52,14 +52,14 @@ def test_a_reduction_that_nccl_lacks_is_refused_in_words(dtype, op, said):
             "float8_e5m2",
             "sum",
             Abilities(22304, (9, 0)),
-            'NCCL reduces float8_e5m2 from 2.24 on, and this is 2.23.4: convert it with x.astype("float16")',
+            'NCCL reduces float8_e5m2 from 2.24 on, and the installed version is 2.23.4: convert it with x.astype("float16")',
         ),
         (
             "float8_e4m3fn",
             "max",
             Abilities(23203, (8, 9)),
             (
-                "NCCL reduces float8_e4m3fn on GPUs of compute capability 9.0 and more, and one of this job has 8.9: "
+                "NCCL reduces float8_e4m3fn on GPUs of compute capability 9.0 or higher, and one of this job has 8.9: "
                 'convert it with x.astype("float16")'
             ),
         ),
@@ -67,13 +67,13 @@ def test_a_reduction_that_nccl_lacks_is_refused_in_words(dtype, op, said):
             "bfloat16",
             "sum",
             Abilities(21000, (8, 0)),
-            'NCCL reduces bfloat16 from 2.10.3 on, and this is 2.10.0: convert it with x.astype("float32")',
+            'NCCL reduces bfloat16 from 2.10.3 on, and the installed version is 2.10.0: convert it with x.astype("float32")',
         ),
         (
             "float32",
             "mean",
             Abilities(2808, (7, 0)),
-            'NCCL has op="mean" from 2.10 on, and this is 2.8.8: use op="sum" and divide',
+            'NCCL has op="mean" from 2.10 on, and the installed version is 2.8.8: use op="sum" and divide',
         ),
     ],
 )

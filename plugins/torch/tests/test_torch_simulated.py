@@ -87,7 +87,7 @@ def test_ranks_meet_in_their_world_and_share_a_store_whose_waits_take_its_time(d
             store.set("there", "yes")
         assert (store.get("there"), store.add("count", 1) > 0) == (b"yes", True)
         if group.rank == 1:
-            with pytest.raises(dist.DistStoreError, match=r"nobody has set .*never in torch's store within 3 s"):
+            with pytest.raises(dist.DistStoreError, match=r"no rank has set .*never in torch's store within 3 s"):
                 store.wait(["never"], timedelta(seconds=3))
         dist.destroy_process_group()
 

@@ -120,7 +120,7 @@ def test_ranks_with_different_settings_are_told(tmp_path: Path):
     [
         ("{'library': '/nowhere/libucp.so'}", "UCX cannot be loaded: /nowhere/libucp.so"),
         ("{'transports': ['pigeon']}", "backends.ucx.transports is ['pigeon']"),
-        ("{'variables': {'RNDV_THRESH': 'many'}}", "UCX does not take 'many' for UCX_RNDV_THRESH"),
+        ("{'variables': {'RNDV_THRESH': 'many'}}", "UCX does not accept 'many' for UCX_RNDV_THRESH"),
     ],
 )
 def test_what_cannot_be_is_told_in_words(tmp_path: Path, table: str, words: str):

@@ -216,7 +216,7 @@ def test_transports_that_ucx_does_not_have_are_told(backends: Backends):
 
 
 def test_a_variable_that_ucx_does_not_take_is_told(backends: Backends):
-    with pytest.raises(ConfigError, match="does not take 'many' for UCX_RNDV_THRESH"):
+    with pytest.raises(ConfigError, match="does not accept 'many' for UCX_RNDV_THRESH"):
         backends(1, variables={"RNDV_THRESH": "many"})
 
 

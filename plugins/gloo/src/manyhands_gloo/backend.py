@@ -23,7 +23,7 @@ _backends: list[GlooBackend] = []
 
 
 def current() -> GlooBackend | None:
-    """Return the backend of this process that was made last and is open, None where there is none."""
+    """Return the backend of this process that was made last and is open, None if there is none."""
     return _backends[-1] if _backends else None
 
 
@@ -33,7 +33,7 @@ class GlooBackend(ProcessGroup, Backend):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it finds the others.
+        The identity of this rank, and how it finds the others.
 
     Raises
     ------
@@ -59,7 +59,9 @@ class GlooBackend(ProcessGroup, Backend):
             Gloo has no tag for it.
         """
         if channel >= _TAGS - 1:
-            raise UnsupportedError(f"Gloo has {_TAGS} tags, and this job has made as many groups: begin another job")
+            raise UnsupportedError(
+                f"Gloo has {_TAGS} tags, and this job has used one for each group that it made: make fewer groups, or start a new job"
+            )
         transport = GlooTransport(self, channel, self._transports.discard)
         self._transports.add(transport)
         return transport

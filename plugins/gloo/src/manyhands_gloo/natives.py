@@ -51,7 +51,7 @@ Array = npt.NDArray[Any]
 
 
 def offer(request: CollectiveRequest) -> NativeCollective | None:
-    """Return what performs this kind of call, None where Gloo cannot or may not."""
+    """Return what performs this kind of call, None if Gloo cannot or may not."""
     backend = current()
     if backend is None or not backend.config.native or request.device != "cpu" or not request.even or request.dtype is None:
         return None

@@ -35,7 +35,7 @@ class ProcessGroup(LibraryUse):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it finds the others.
+        The identity of this rank, and how it finds the others.
     config
         What is set.
 
@@ -68,7 +68,7 @@ class ProcessGroup(LibraryUse):
         self.distributed: Any = importlib.import_module("torch.distributed")
         self.tensors: Tensors = Tensors(self.torch)
         if not self.distributed.is_available() or not self.distributed.is_gloo_available():
-            raise BackendUnavailableError("this build of torch has no Gloo: pip install torch brings one that has")
+            raise BackendUnavailableError("this build of torch has no Gloo: install one that has (pip install torch)")
         mine = {"native": config.native, "check": config.check, "torch": str(self.torch.__version__)}
         cards = read_cards(bootstrap.exchange("gloo", write_card(mine)), dict[str, bool | str])
         compare_settings("gloo", cards, {"torch": "torch"})
@@ -92,7 +92,7 @@ class ProcessGroup(LibraryUse):
         return gloo(make_store(bootstrap, self.distributed), self.rank, self.size, options)
 
     def living(self) -> Any:
-        """Return Gloo's group; raise RuntimeError where another thread has closed it."""
+        """Return Gloo's group; raise RuntimeError if another thread has closed it."""
         group = self.group
         if group is None:
             raise RuntimeError(self.ended)

@@ -43,7 +43,7 @@ class Tensors:
 def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return ``array``, or where it is read-only another one over its memory that is not: torch knows no read-only tensors.
 
-    Nothing is written there; whoever calls keeps ``array`` alive.
+    Nothing is written there; the caller keeps ``array`` alive.
     """
     if array.flags.writeable:
         return array

@@ -1,7 +1,7 @@
 """Messages of one channel over Gloo.
 
 A message of Gloo cannot be tested, and a wait for it that runs out of time breaks its connection. So each is waited for without a
-limit by a thread of its own, and whoever has a deadline waits for that thread.
+limit by a thread of its own, and a caller with a deadline waits for that thread.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _backends: list[MpiBackend] = []
 
 
 def current() -> MpiBackend | None:
-    """Return the backend of this process that was made last and is open, None where there is none."""
+    """Return the backend of this process that was made last and is open, None if there is none."""
     return _backends[-1] if _backends else None
 
 
@@ -31,7 +31,7 @@ class MpiBackend(MpiWorld, Backend):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it finds the others.
+        The identity of this rank, and how it finds the others.
 
     Raises
     ------
@@ -62,8 +62,8 @@ class MpiBackend(MpiWorld, Backend):
         tag = channel % self._tags
         if self._channels.setdefault(tag, channel) != channel:
             raise UnsupportedError(
-                f"{library.name_of(self.mpi)} has {self._tags} tags, so that groups number {self._channels[tag] // 2} and {channel // 2} cannot "
-                "be open at once: close groups that are done"
+                f"{library.name_of(self.mpi)} has {self._tags} tags, so groups number {self._channels[tag] // 2} and {channel // 2} cannot "
+                "be open at once: close groups that you no longer use"
             )
         return MpiTransport(self, channel, tag)
 

@@ -106,7 +106,7 @@ def family_of(command: Sequence[str]) -> Family:
 
 
 def spans_hosts(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Tell whether mpiexec may start ranks on other hosts: its options or the scheduler's allocation name some."""
+    """Return whether mpiexec may start ranks on other hosts: its options or the scheduler's allocation name some."""
     if any(word.startswith("-") and word.lstrip("-") in _NAMING_HOSTS for word in command):
         return True
     return environ.get("SLURM_JOB_NUM_NODES", "1") != "1" or any(name in environ for name in ("PBS_NODEFILE", "LSB_HOSTS"))
@@ -124,5 +124,5 @@ def rank_command(request: LaunchRequest, notes: str) -> list[str]:
 
 
 def is_root() -> bool:
-    """Tell whether this process is root's."""
+    """Return whether this process is root's."""
     return hasattr(os, "geteuid") and os.geteuid() == 0

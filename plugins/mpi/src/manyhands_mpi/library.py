@@ -61,14 +61,14 @@ def load(finalize_s: float) -> Any:
         ) from error
     if mpi.Is_finalized():
         raise BackendUnavailableError(
-            "MPI has been finalized in this process and cannot begin again: init before MPI.Finalize()"
+            "MPI has been finalized in this process and cannot be initialized again: call manyhands.init() before MPI.Finalize()"
         )
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         _State.owned = True
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
         raise BackendUnavailableError(
-            f"{name_of(mpi)} was begun for one thread only, and manyhands calls it from several: import manyhands' group first, or set "
+            f"{name_of(mpi)} was initialized with less than MPI_THREAD_SERIALIZED, and manyhands calls it from several threads: call manyhands.init() first, or set "
             'mpi4py.rc.thread_level = "multiple" before mpi4py.MPI is imported'
         )
     _State.mpi, _State.pid = mpi, os.getpid()
@@ -102,7 +102,7 @@ def end() -> None:
         if Variable.ERROR_FILE not in os.environ:  # `manyhands run` gives the others their time itself
             time.sleep(_LAST_WORDS_S)
         if not _State.owned:
-            # Whoever began MPI would finalize it now, and hang there.
+            # The library that began MPI would finalize it now, and hang there.
             mpi.COMM_WORLD.Abort(1)
     elif _State.owned and _all_have_come(mpi):
         mpi.Finalize()
@@ -114,8 +114,6 @@ def _all_have_come(mpi: Any) -> bool:
     try:
         wait_until(request.Test, lambda: None, Deadline(_State.finalize_s), 0.0, pauses_s=(1e-4, 1e-2))
     except TimeoutError:
-        sys.stderr.write(
-            f"manyhands: not all ranks came to their end within {_State.finalize_s:g} s; this one ends without MPI_Finalize\n"
-        )
+        sys.stderr.write(f"manyhands: not all ranks ended within {_State.finalize_s:g} s; this one ends without MPI_Finalize\n")
         return False
     return True

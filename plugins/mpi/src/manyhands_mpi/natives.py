@@ -68,7 +68,7 @@ Message = tuple[Any, int, Any]
 
 
 def offer(request: CollectiveRequest) -> NativeCollective | None:
-    """Return what performs this kind of call, None where MPI cannot or may not."""
+    """Return what performs this kind of call, None if MPI cannot or may not."""
     backend = current()
     if backend is None or backend.config.native == "off":
         return None
@@ -89,7 +89,7 @@ def offer(request: CollectiveRequest) -> NativeCollective | None:
 
 
 def _reduction(mpi: Any, dtype: np.dtype[Any], name: str) -> tuple[Any, Any]:
-    """Return MPI's datatype and operation, both None where it lacks one."""
+    """Return MPI's datatype and operation, both None if it lacks one."""
     if dtype.type in (np.longdouble, np.clongdouble):
         type_name = "LONG_DOUBLE" if dtype.kind == "f" else "C_LONG_DOUBLE_COMPLEX"
     else:
@@ -212,7 +212,7 @@ class _Native:
             case Collective.SCATTER:
                 return self._message(source, self._blocks) if is_root else None, self._message(target), root
             case Collective.SCAN | Collective.EXSCAN:
-                raise AssertionError("it is not offered")
+                raise AssertionError("this MPI library does not provide it")
 
     def _message(self, array: Array, blocks: int = 1) -> Message:
         """Return memory as mpi4py takes it: with the number of elements of one block."""

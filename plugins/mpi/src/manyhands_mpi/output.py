@@ -54,7 +54,7 @@ class Output:
         self._selector.register(fd, selectors.EVENT_READ, OutputStream(self._screens[screen], screen, prefix, math.inf))
 
     def show(self, timeout_s: float) -> bool:
-        """Wait for output at most so long, and show it; tell whether there was any."""
+        """Wait for output at most so long, and show it; return whether there was any."""
         some = False
         for key, _ in self._selector.select(timeout_s):
             data = b""

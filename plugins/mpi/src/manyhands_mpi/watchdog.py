@@ -64,7 +64,7 @@ class Watchdog:
     def _end_world(self, name: str, deadline: Deadline) -> None:
         reason = self._world.ended or f"it did not finish within {deadline.timeout_s:g} s"
         sys.stderr.write(
-            f"manyhands: rank {self._world.rank} is stuck in {name} of MPI, which nothing can interrupt ({reason}): it ends the whole "
+            f"manyhands: rank {self._world.rank} is stuck in {name} of MPI, which cannot be interrupted ({reason}): it ends the whole "
             'world; with native = "polled" in [backends.mpi] it would raise an error instead\n'
         )
         sys.stderr.flush()

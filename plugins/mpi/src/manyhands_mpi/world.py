@@ -41,7 +41,7 @@ class MpiWorld(LibraryUse):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it finds the others.
+        The identity of this rank, and how it finds the others.
     config
         What is set.
 

@@ -79,7 +79,7 @@ class Library:
         self.can_revoke: bool = self.version >= _REVOKE_VERSION and hasattr(raw, "comm_revoke")
 
     def is_id(self, data: bytes) -> bool:
-        """Tell whether these bytes can be the id of a communicator."""
+        """Return whether these bytes can be the id of a communicator."""
         try:
             self.raw.UniqueId.from_buffer(bytearray(data))
         except (ValueError, TypeError):

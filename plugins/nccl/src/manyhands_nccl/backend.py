@@ -128,7 +128,7 @@ def _card(library: _nccl.Library, cuda: _cuda.Cuda, config: NcclConfig, local_ra
 
 def _sharing_hint(version: int) -> str:
     if version < _SHARING_VERSION:
-        return f"; several ranks on one GPU need NCCL 2.30.3 or newer, and this is {named(version)}"
+        return f"; several ranks on one GPU need NCCL 2.30.3 or newer, and the installed version is {named(version)}"
     return f"; several ranks on one GPU need {_SHARING_SWITCH}=1 in the environment of all ranks"
 
 
@@ -139,7 +139,7 @@ def _compare(cards: Sequence[_Card], hosts: Sequence[int]) -> None:
     for rank, card in enumerate(cards):
         if card.version != cards[0].version:
             raise BackendUnavailableError(
-                f"rank 0 has NCCL {named(cards[0].version)} and rank {rank} has {named(card.version)}, and NCCL talks to its own version alone: "
+                f"rank 0 has NCCL {named(cards[0].version)} and rank {rank} has {named(card.version)}, and NCCL connects ranks of the same version only: "
                 "install the same nvidia-nccl-cu12 or nvidia-nccl-cu13 for all ranks",
                 peer=rank,
             )
@@ -147,14 +147,14 @@ def _compare(cards: Sequence[_Card], hosts: Sequence[int]) -> None:
             first, value = getattr(cards[0], name), getattr(card, name)
             if value != first:
                 raise ConfigError(
-                    f"backends.nccl.{name} is {first} on rank 0 and {value} on rank {rank}: all ranks need the same",
+                    f"backends.nccl.{name} is {first} on rank 0 and {value} on rank {rank}: set the same value on all ranks",
                     key=f"backends.nccl.{name}",
                     value=value,
                 )
     for rank, first in _instances(cards, hosts).items():
         if cards[rank].version < _INSTANCES_VERSION:
             raise BackendUnavailableError(
-                f"ranks {first} and {rank} have MIG instances of one GPU, {cards[rank].bus_id}, which NCCL connects from 2.31 on, and this is "
+                f"ranks {first} and {rank} have MIG instances of one GPU, {cards[rank].bus_id}, which NCCL connects only from 2.31 on; the installed version is "
                 f"{named(cards[rank].version)}: install a newer nvidia-nccl-cu12 or nvidia-nccl-cu13, or give each rank a GPU of its own",
                 peer=rank,
             )
@@ -224,12 +224,12 @@ class NcclBackend(Backend):
     def open_transport(self, channel: int) -> Transport:
         """Refuse: there is no way for arrays of the host."""
         raise UnsupportedError(
-            'nccl moves the memory of GPUs alone; for arrays of the host take backend = "hybrid" with '
+            'the backend nccl moves GPU memory only; for host arrays, set backend = "hybrid" with '
             'routes = { cpu = "tcp", cuda = "nccl" }'
         )
 
     def open_device(self, channel: int, meeting: DeviceMeeting) -> NcclChannel:
-        """Make a communicator with the other members, who meet by an id that the first of them makes."""
+        """Make a communicator with the other members, which meet by an id that the first of them makes."""
         unique_id = self._agree(channel, meeting)
         destroy_revoked()  # those of the job before: all members of this group are here, and have revoked theirs
         communicator = Communicator(self._library, self._cuda, self.device, meeting.deadline.timeout_s)
@@ -255,7 +255,7 @@ class NcclBackend(Backend):
                 mine = b"\1" + error.reason.encode()
         card = meeting.exchange(f"nccl id {channel}", mine)[0]
         if card[:1] not in (b"\0", b"\1") or (card[:1] == b"\0" and not self._library.is_id(card[1:])):
-            raise Damaged(0, f"what it sent is no id of NCCL's: {card[:16]!r}")
+            raise Damaged(0, f"expected an ncclUniqueId, but it sent {card[:16]!r}")
         if card[:1] == b"\1":
             raise DeviceFailure(card[1:].decode(errors="replace"), is_remote=meeting.rank != 0)
         return card[1:]

@@ -169,7 +169,7 @@ class _Events:
             return self._driver.new_event()
 
     def give(self, handle: int) -> None:
-        """Take an event back that nobody uses any more."""
+        """Take an event back that is no longer used."""
         self._free.append(handle)
         if self._is_closed:
             self._destroy()

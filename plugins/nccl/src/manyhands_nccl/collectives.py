@@ -20,7 +20,7 @@ Block = tuple[int, int, int]
 class Collectives:
     """The calls of one communicator.
 
-    Each method returns ``enqueue(source, target, stream)``, or None where there is nothing to move.
+    Each method returns ``enqueue(source, target, stream)``, or None if there is nothing to move.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class Collectives:
         assert call.op is not None
         if call.reproducible:
             raise UnsupportedError(
-                "NCCL promises no order of reduction, so that it cannot do reproducible=True: leave it away, or reduce on the host, with "
+                "NCCL promises no order of reduction, so it cannot honour reproducible=True: omit it, or reduce on the host, with "
                 'a cpu backend and gpu_fallback = "host"'
             )
         return wire_of(call.dtype, call.op, self._abilities)
@@ -231,7 +231,7 @@ def _are_even(counts: Sequence[int]) -> bool:
 
 
 def _blocks(counts: Sequence[int], itemsize: int) -> list[Block]:
-    """Return the blocks that hold something, in bytes: whoever would send or receive nothing takes no part."""
+    """Return the blocks that hold something, in bytes: a rank that would send or receive nothing takes no part."""
     starts = accumulate(counts, initial=0)
     return [
         (rank, count * itemsize, start * itemsize)

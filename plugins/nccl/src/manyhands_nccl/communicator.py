@@ -1,4 +1,4 @@
-"""The ranks that call NCCL together: how they meet, launch, and end, none of which may hang a rank for ever.
+"""The ranks that call NCCL together: how they meet, launch, and end, none of which may hang a rank.
 
 NCCL's calls block here, which is what makes them fast. So each call that may wait for other ranks has a way out on another thread:
 
@@ -257,7 +257,7 @@ class Communicator:
 
     def failure(self) -> DeviceFailure | None:
         """Return what failed since a launch. Never blocks."""
-        # NCCL is for one thread at a time. Whoever launches learns of a failure by the launch.
+        # NCCL is for one thread at a time. The launching thread learns of a failure by the launch.
         if self._failure is None and self._lock.acquire(blocking=False):
             try:
                 if self._ended is None and self.handle is not None:

@@ -35,7 +35,7 @@ def _guarded(what: str, facts: Callable[[], list[Fact]]) -> list[Fact]:
     try:
         return facts()
     except Exception as error:  # noqa: BLE001 - whatever fails here is what people want to know
-        return [(what, f"not to be found out: {error}")]
+        return [(what, f"unknown: {error}")]
 
 
 def _installed(*names: str) -> str:
@@ -59,7 +59,7 @@ def _driver() -> str:
 def _nccl_facts() -> list[Fact]:
     library = _nccl.load()
     path = library.raw.get_library_path()
-    return [("NCCL", f"{named(library.version)}, {path or 'at a path that its binding does not tell'}")]
+    return [("NCCL", f"{named(library.version)}, {path or 'path unknown to its binding'}")]
 
 
 def _cuda_facts() -> list[Fact]:

@@ -92,7 +92,7 @@ def wire_of(dtype: np.dtype[Any], op: str, abilities: Abilities) -> Wire:
     """
     name = dtype.name
     if op not in _OPS and op not in _BITWISE:
-        raise UnsupportedError(f"NCCL has no op={op}: it reduces by {', '.join(_OPS)} alone; {_ON_THE_HOST}")
+        raise UnsupportedError(f"NCCL has no op={op}: use one of {', '.join(_OPS)}; {_ON_THE_HOST}")
     if name == "bool":
         if op not in _BOOL_OPS:
             raise UnsupportedError(
@@ -103,7 +103,7 @@ def wire_of(dtype: np.dtype[Any], op: str, abilities: Abilities) -> Wire:
         raise UnsupportedError(f'NCCL has no op="{op}", which is bitwise: {_ON_THE_HOST}')
     if op == "mean" and abilities.version < _MEAN_VERSION:
         raise UnsupportedError(
-            f'NCCL has op="mean" from 2.10 on, and this is {named(abilities.version)}: use op="sum" and divide'
+            f'NCCL has op="mean" from 2.10 on, and the installed version is {named(abilities.version)}: use op="sum" and divide'
         )
     if name in _PARTS:
         if op not in {"sum", "mean"}:
@@ -119,18 +119,18 @@ def wire_of(dtype: np.dtype[Any], op: str, abilities: Abilities) -> Wire:
 def _check_low_precision(name: str, abilities: Abilities) -> None:
     if name == "bfloat16" and abilities.version < _BFLOAT16_VERSION:
         raise UnsupportedError(
-            f'NCCL reduces bfloat16 from 2.10.3 on, and this is {named(abilities.version)}: convert it with x.astype("float32")'
+            f'NCCL reduces bfloat16 from 2.10.3 on, and the installed version is {named(abilities.version)}: convert it with x.astype("float32")'
         )
     if not name.startswith("float8"):
         return
     if abilities.version < _FLOAT8_VERSION:
         raise UnsupportedError(
-            f'NCCL reduces {name} from 2.24 on, and this is {named(abilities.version)}: convert it with x.astype("float16")'
+            f'NCCL reduces {name} from 2.24 on, and the installed version is {named(abilities.version)}: convert it with x.astype("float16")'
         )
     if abilities.capability < _FLOAT8_CAPABILITY:
         major, minor = abilities.capability
         raise UnsupportedError(
-            f"NCCL reduces {name} on GPUs of compute capability 9.0 and more, and one of this job has {major}.{minor}: convert it with "
+            f"NCCL reduces {name} on GPUs of compute capability 9.0 or higher, and one of this job has {major}.{minor}: convert it with "
             'x.astype("float16")'
         )
 

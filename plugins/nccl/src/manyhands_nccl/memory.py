@@ -29,7 +29,7 @@ _NO_MEMORY = frozenset({1, 2})
 """How ``ncclMemAlloc`` answers where CUDA has no more: ncclUnhandledCudaError, ncclSystemError (src/allocator.cc of NCCL 2.30.7)."""
 _CAPTURING = range(900, 909)  # cudaErrorStreamCapture...
 _SETTLE_S = 10.0
-"""How long a rank waits for its device before it frees memory that nobody can reach any more; it keeps the memory if that is not enough."""
+"""How long a rank waits for its device before it frees memory that no program can reach any more; it keeps the memory if that is not enough."""
 
 
 class _Piece:
@@ -70,7 +70,7 @@ class Memory:
         communicator.when_freed(self._sweep)
 
     def allocate(self, nbytes: int) -> int | None:
-        """Return the address of new memory; None where NCCL cannot register any."""
+        """Return the address of new memory; None if NCCL cannot register any."""
         if not self._own.registers:
             return None
         try:
@@ -146,7 +146,7 @@ class Memory:
                 _thread.start_new_thread(self._sweep, ())
 
     def _sweep(self) -> None:
-        """Free what nobody can reach any more, on a thread that does nothing else; the communicator is gone."""
+        """Free what no program can reach any more, on a thread that does nothing else; the communicator is gone."""
         with self._sweeping:
             pointers = [pointer for pointer, piece in list(self._pieces.items()) if piece.is_abandoned]
             if not pointers:

@@ -49,7 +49,7 @@ class NcclConfig(BackendConfig):
 
 
 def is_missing(package: str) -> bool:
-    """Tell whether a package is not installed, without importing it."""
+    """Return whether a package is not installed, without importing it."""
     try:
         return find_spec(package) is None
     except (ImportError, ValueError):  # a package that was put into sys.modules by hand has no spec
@@ -57,7 +57,7 @@ def is_missing(package: str) -> bool:
 
 
 def probe() -> str | None:
-    """Return why GPUs cannot be reached from here, None where nothing speaks against it."""
+    """Return why GPUs cannot be reached from here, None if nothing speaks against it."""
     if not sys.platform.startswith("linux"):
         return f"NCCL needs Linux, and this is {sys.platform}"
     for package, role in (("cupy", "CuPy"), ("nccl", "nccl4py, NVIDIA's binding of NCCL,")):

@@ -227,8 +227,8 @@ class Calls:
         return self._call("recv", None, tensors, source, out=_tagged(target, tag), then=then, source=source)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Handle:
-        """Refuse to receive from whoever sends first."""
-        raise UnsupportedError("manyhands receives from one rank, and recv() was called without a source: name it with src=")
+        """Refuse to receive from any source."""
+        raise UnsupportedError("recv() was called without a source, and manyhands receives from a named rank only: give src=")
 
     # Calls that go together: torch calls them one by one between these two
 
@@ -296,7 +296,7 @@ class Calls:
         """Combine sparse tensors of all ranks, whose numbers of elements may differ: each rank gets all, and adds up those of one place."""
         if _op(opts) != "sum":
             raise UnsupportedError(
-                f"all_reduce of a sparse tensor only has ReduceOp.SUM, and {opts.reduceOp} was given: use x.to_dense()"
+                f"all_reduce of a sparse tensor supports only ReduceOp.SUM, and {opts.reduceOp} was given: use x.to_dense()"
             )
         mine = tensor.coalesce()
 
@@ -329,7 +329,7 @@ def _need_no_graph(tensors: Sequence[Any], name: str) -> None:
 
 
 def _say_that_gradients_stop(tensors: Sequence[Any], name: str) -> None:
-    """Warn where gradients end here; programs do this on purpose, and put their own part back into the result."""
+    """Warn if gradients end here; programs do this on purpose, and put their own part back into the result."""
     if any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled():
         warnings.warn(
             f"{name} was given a tensor that requires grad, and the result has no gradient: {_REMEDY}",
@@ -397,7 +397,7 @@ def _tagged(array: Any, tag: int) -> Any:
 
 def _check_size(what: str, name: str, tensor: Any, expected: int, words: str) -> None:
     if tensor.numel() != expected:
-        raise SizeMismatchError(f"the {name} of {what} has {tensor.numel()} elements, and expected are {expected}: {words}")
+        raise SizeMismatchError(f"the {name} of {what} has {tensor.numel()} elements, but {expected} are expected: {words}")
 
 
 # Reductions

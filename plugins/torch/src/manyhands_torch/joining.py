@@ -55,7 +55,7 @@ def create(opts: Any, _: object = None) -> Backend | ProcessGroup:
 
 
 def meet(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[tuple[Any, int, int]]:
-    """Find out who this process is from its environment, as torch does for ``env://``, and return torch's store, rank and world size.
+    """Read the rank of this process from its environment, as torch does for ``env://``, and return torch's store, rank and world size.
 
     Where `manyhands` knows more than torch, it does so: under ``manyhands run``, and under launchers that do not set torch's variables. There
     the ranks meet first, and torch's store goes by the connections with which they know each other.
@@ -67,7 +67,7 @@ def meet(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any)
     store = GroupStore(group, timeout)
     _met.set((group, store))
     yield store, group.rank, group.world_size
-    raise RuntimeError("these ranks have met, and cannot meet again: start the job anew")
+    raise RuntimeError("these ranks have met already and cannot meet again: start a new job")
 
 
 def _is_another(url: str) -> bool:

@@ -32,7 +32,7 @@ _PURPOSE = "a pickled object of torch's"
 
 
 def group_below(process_group: Any) -> Group | None:
-    """Return the group of ours that is below a process group, by default the one of all ranks; None where there is none."""
+    """Return the group of ours that is below a process group, by default the one of all ranks; None if there is none."""
     given = process_group or distributed_c10d._get_default_group()
     if isinstance(given, Calls):
         return given.group

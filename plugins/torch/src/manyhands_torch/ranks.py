@@ -158,7 +158,7 @@ class Store(StoreBase):
         return self._change(self._kept.compare_set, key, expected, value)
 
     def delete_key(self, key: str) -> bool:
-        """Forget a value; tell whether there was one."""
+        """Forget a value; return whether there was one."""
         return bool(self._kept.delete_key(key))
 
     def num_keys(self) -> int:
@@ -166,7 +166,7 @@ class Store(StoreBase):
         return int(self._kept.num_keys())
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all of some values are there."""
+        """Return whether all of some values are there."""
         return bool(self._kept.check(keys))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -181,7 +181,7 @@ class Store(StoreBase):
                 self._waiting.append(place)
             if not place.wait(until - self._runtime.now()) and not self.check(keys):
                 missing = ", ".join(key for key in keys if not self.check([key]))
-                raise torch.distributed.DistStoreError(f"nobody has set {missing} in torch's store within {seconds:g} s")
+                raise torch.distributed.DistStoreError(f"no rank has set {missing} in torch's store within {seconds:g} s")
 
     def _change(self, change: Callable[..., Any], *arguments: Any) -> Any:
         result = change(*arguments)

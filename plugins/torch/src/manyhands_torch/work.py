@@ -44,7 +44,7 @@ os.register_at_fork(after_in_child=_completing.clear)  # a child does not have i
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:
-    """Return the seconds of a timeout of torch's; None where none was given, for which torch writes none, nothing or less."""
+    """Return the seconds of a timeout of torch's; None if none was given, for which torch writes none, nothing or less."""
     return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
 
 
@@ -152,7 +152,7 @@ class Handle(_Base):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Tell whether the call has ended, successfully or not."""
+        """Return whether the call has ended, successfully or not."""
         if not all(work.done() for work in self._works):
             return False
         if self.exception() is None:
@@ -160,7 +160,7 @@ class Handle(_Base):
         return True
 
     def is_success(self) -> bool:
-        """Tell whether the call has ended well."""
+        """Return whether the call has ended well."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -181,7 +181,7 @@ class Handle(_Base):
     def get_future(self) -> Any:
         """Return a future of torch's, whose value are the tensors that the call has written to, and whose error is the call's.
 
-        For tensors on GPUs it is done once the call is enqueued, as those of NCCL in torch are: whoever waits for it lets a stream wait.
+        For tensors on GPUs it is done once the call is enqueued, as those of NCCL in torch are: waiting for it makes a stream wait.
         """
         # By its devices a future finds the streams on which its callbacks run, and the events that whoever waits for it waits for
         # (ATen/core/ivalue.h: markCompleted, invokeCallback). Without them it takes all tensors for those of the CPU, and says nothing.

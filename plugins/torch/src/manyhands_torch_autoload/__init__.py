@@ -8,7 +8,7 @@ __all__ = ["autoload"]
 
 
 def autoload() -> None:
-    """Register the backend where `manyhands run` has started this process, for which torch itself could not find out how the ranks meet."""
+    """Register the backend if `manyhands run` has started this process, for which torch itself could not find out how the ranks meet."""
     if "MANYHANDS_LAUNCHED" in os.environ:
         import manyhands_torch
 

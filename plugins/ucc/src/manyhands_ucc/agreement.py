@@ -28,7 +28,7 @@ class Agreement:
     transport
         What nobody else sends on.
     rank, size
-        Who this rank is.
+        The identity of this rank.
     """
 
     def __init__(self, transport: Transport, rank: int, size: int) -> None:

@@ -20,7 +20,7 @@ class UccBackend(Backend):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it finds the others.
+        The identity of this rank, and how it finds the others.
 
     Attributes
     ----------

@@ -13,7 +13,7 @@ SONAME = "libucc.so.1"
 
 
 def find() -> str | None:
-    """Return the path of the library, or what the loader knows it by; None where there is none."""
+    """Return the path of the library, or what the loader knows it by; None if there is none."""
     home = os.environ.get("UCC_HOME")
     folders = [Path(home) / "lib", Path(home) / "lib64"] if home else []
     return find_library([SONAME], folders + loader_folders() + python_folders(), "ucc")

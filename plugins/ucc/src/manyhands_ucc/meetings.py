@@ -53,7 +53,9 @@ class Meetings:
             ]
             whole = b"".join(part[rank] for rank in ranks for part in parts)
             if len(whole) != size * len(ranks):
-                raise BackendUnavailableError("UCC's ranks tell each other unlike things")
+                raise BackendUnavailableError(
+                    "UCC's ranks exchanged data of different sizes: use the same version and settings of UCC on all ranks"
+                )
             ctypes.memmove(target, whole, len(whole))
             request[0] = None
         except BaseException as error:  # noqa: BLE001 - it is raised where UCC has returned

@@ -55,7 +55,7 @@ _OPS: dict[tuple[str, str], int] = {
 
 
 def offer(request: CollectiveRequest) -> NativeCollective | None:
-    """Return what performs this kind of call, None where UCC cannot or may not."""
+    """Return what performs this kind of call, None if UCC cannot or may not."""
     dtype = request.dtype
     if request.collective not in _TYPES or dtype is None or request.device != "cpu":
         return None

@@ -64,7 +64,7 @@ class Team(LibraryUse):
     ucc
         The library.
     bootstrap
-        Who this rank is, and how it tells the others something.
+        The identity of this rank, and how it sends to the others.
     spin_s
         How long to give way to others between two looks before sleeping between them.
 
@@ -198,7 +198,7 @@ class Team(LibraryUse):
     # The end
 
     def close(self) -> None:
-        """Give everything back, but nothing where a collective has not ended, since UCC may still use it. Never blocks."""
+        """Give everything back, but nothing if a collective has not ended, since UCC may still use it. Never blocks."""
         self.end("the backend was closed")
         with self._changing:
             team, self._team = self._team, ctypes.c_void_p()

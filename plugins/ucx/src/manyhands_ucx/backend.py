@@ -54,7 +54,7 @@ class UcxBackend(Backend):
     Parameters
     ----------
     bootstrap
-        Who this rank is, and how it finds the others.
+        The identity of this rank, and how it finds the others.
 
     Raises
     ------
@@ -100,7 +100,7 @@ class UcxBackend(Backend):
         self.worker.close()
 
     def connect(self, peer: int) -> None:
-        """Make an endpoint to ``peer``, where there is none yet."""
+        """Make an endpoint to ``peer`` if there is none yet."""
         self.worker.connect(peer, self._addresses[peer])
 
     def tag(self, channel: int, source: int, dest: int) -> int:

@@ -56,7 +56,7 @@ class UcxConfig(BackendConfig):
 
     @property
     def used(self) -> tuple[str, ...]:
-        """What UCX is told to use."""
+        """What UCX may use."""
         return tuple(each for name in self.transports for each in (_COPYING if name in ("shm", "sm") else (name,)))
 
     def _shared_memory(self) -> list[str]:

@@ -18,7 +18,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def devices_for(host: str) -> list[str]:
-    """Return the interface that has the address ``host``, and the ports of InfiniBand and RoCE where it is more than loopback.
+    """Return the interface that has the address ``host``, and the ports of InfiniBand and RoCE if it is more than loopback.
 
     Raises
     ------

@@ -24,23 +24,23 @@ def missing() -> str | None:
 
 
 def wheel_library() -> str | None:
-    """Return the path of the library of the wheel libucx, None where that is not installed."""
+    """Return the path of the library of the wheel libucx, None if that is not installed."""
     spec = find_spec("libucx")
     return find_library([SONAME], [Path(folder) / "lib" for folder in (spec.submodule_search_locations or () if spec else ())])
 
 
 def beside_python() -> str | None:
-    """Return the path of the library in the environment of this Python, as of conda, None where it has none."""
+    """Return the path of the library in the environment of this Python, as of conda, None if it has none."""
     return find_library([SONAME], python_folders())
 
 
 def system_library() -> str | None:
-    """Return what the loader finds as the system's library, None where there is none."""
+    """Return what the loader finds as the system's library, None if there is none."""
     return find_library([SONAME], loader_folders(), "ucp")
 
 
 def loaded_library() -> str | None:
-    """Return the path of the library that this process has loaded already, None where it has none."""
+    """Return the path of the library that this process has loaded already, None if it has none."""
     return next(iter(loaded_libraries(FILE)), None)
 
 

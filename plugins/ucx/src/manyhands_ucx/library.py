@@ -126,7 +126,7 @@ class Ucp(CLibrary):
             disable_signals()
 
     def set_global(self, name: str, value: str) -> bool:
-        """Set a variable of the whole process; tell whether there is such a one."""
+        """Set a variable of the whole process; return whether there is such a one."""
         if self._set_global is None:
             return False
         self._set_global.restype, self._set_global.argtypes = _STATUS, (ctypes.c_char_p, ctypes.c_char_p)
@@ -134,7 +134,7 @@ class Ucp(CLibrary):
 
 
 def status_of(pointer: int | None) -> int:
-    """Return the status that a returned pointer stands for: 0 if it is done, `IN_PROGRESS` where it is a request."""
+    """Return the status that a returned pointer stands for: 0 if it is done, `IN_PROGRESS` if it is a request."""
     if pointer is None:
         return 0
     return pointer - (1 << 64) if pointer >= _FIRST_ERROR else IN_PROGRESS

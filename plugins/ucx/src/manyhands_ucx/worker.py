@@ -1,6 +1,6 @@
 """One worker of UCX, which moves all messages of a rank, and the threads that wait for it.
 
-All calls of UCX are made under one lock. Whoever waits lets UCX work. First it asks again and again, yielding the processor. Then it sleeps until
+All calls of UCX are made under one lock. A thread that waits lets UCX work. First it asks again and again, yielding the processor. Then it sleeps until
 UCX's file descriptor says that there is something to do, or until its own bell rings: another thread rings it, which has let UCX
 work meanwhile and so may have moved its message.
 """
@@ -81,7 +81,7 @@ class Worker(LibraryUse):
     devices
         The network devices that UCX may use.
     rank, size
-        Who this rank is.
+        The identity of this rank.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class Worker(LibraryUse):
         self.handle: int | None = self._worker.value
         self.address: bytes = self._read_address()
         event_fd = c_int()
-        self._must(ucp.worker_get_efd(self.handle, byref(event_fd)), "give a file descriptor to wait for")
+        self._must(ucp.worker_get_efd(self.handle, byref(event_fd)), "create a file descriptor for events")
         self._event_fd = event_fd.value
         self._progress = ucp.worker_progress
         self._closing = threading.Event()
@@ -147,7 +147,7 @@ class Worker(LibraryUse):
         status = self.ucp.config_modify(config, name.encode(), value.encode())
         if status:
             raise ConfigError(
-                f"UCX does not take {value!r} for UCX_{name}: {self.ucp.why(status)}",
+                f"UCX does not accept {value!r} for UCX_{name}: {self.ucp.why(status)}",
                 key=f"backends.ucx.variables.{name}",
                 value=value,
             )
@@ -156,7 +156,7 @@ class Worker(LibraryUse):
         if status:
             raise BackendUnavailableError(
                 f"UCX {self.ucp.words} cannot {what}: {self.ucp.why(status)}; backends.ucx.transports is "
-                f"{list(self._config.transports)}, and `ucx_info -d` lists those that UCX has here"
+                f"{list(self._config.transports)}, and `ucx_info -d` lists those available on this host"
             )
 
     def _read_address(self) -> bytes:
@@ -168,12 +168,12 @@ class Worker(LibraryUse):
             self.ucp.worker_release_address(self.handle, address)
 
     def end(self, why: str) -> None:
-        """Let nobody wait any more; the first reason stays. From any thread, and without a lock."""
+        """End all waits; the first reason stays. From any thread, and without a lock."""
         super().end(why)
         self._ring()
 
     def close(self) -> None:
-        """Give UCX's memory and connections back; whoever waits gets `LinkLost`."""
+        """Give UCX's memory and connections back; threads that wait get `LinkLost`."""
         self.end("the backend was closed")
         with self.lock:
             if self.handle is None:
@@ -189,7 +189,7 @@ class Worker(LibraryUse):
         self._background.join()
 
     def _is_quiet(self) -> bool:
-        """Break the connections off, and tell whether UCX has let go of all memory: a worker that has not must not be destroyed."""
+        """Break the connections off, and return whether UCX has let go of all memory: a worker that has not must not be destroyed."""
         closing: list[int] = []
         if self._config.notices_lost_peers:  # without that, UCX closes no endpoint by force
             pointers = [self.ucp.ep_close_nbx(endpoint, _BY_FORCE) for endpoint in self._endpoints.values()]
@@ -227,7 +227,7 @@ class Worker(LibraryUse):
             endpoint = c_void_p()
             status = self.ucp.ep_create(self.handle, byref(params), byref(endpoint))
             if status:
-                raise LinkLost(peer, f"UCX cannot reach it: {self.ucp.why(status)}")
+                raise LinkLost(peer, f"UCX cannot connect to it: {self.ucp.why(status)}")
             assert endpoint.value is not None
             self._endpoints[peer] = endpoint.value
 
@@ -239,7 +239,7 @@ class Worker(LibraryUse):
         return self._endpoints[peer]
 
     def check(self, peer: int | None = None) -> None:
-        """Raise `LinkLost` where ``peer`` is lost, or the backend has ended."""
+        """Raise `LinkLost` if ``peer`` is lost, or the backend has ended."""
         super().check(peer)
         if peer in self.lost:
             raise LinkLost(peer, self.lost[peer])
@@ -247,7 +247,7 @@ class Worker(LibraryUse):
     # ------------------------------------------------------------------ requests, under the lock
 
     def began(self, pointer: int | None, peer: int) -> int | None:
-        """Return the request of a function that starts something, None where all is done; raises as `must_be_well`."""
+        """Return the request of a function that starts something, None if all is done; raises as `must_be_well`."""
         status = status_of(pointer)
         if status == IN_PROGRESS:
             return pointer
@@ -255,14 +255,14 @@ class Worker(LibraryUse):
         return None
 
     def test(self, request: int) -> int:
-        """Return the status of a request, which is gone where it is done."""
+        """Return the status of a request, which is gone once it is done."""
         status: int = self.ucp.request_check_status(request)
         if status != IN_PROGRESS:
             self.ucp.request_free(request)
         return status
 
     def must_be_well(self, status: int, peer: int) -> None:
-        """Raise `LinkLost` where a status is an error."""
+        """Raise `LinkLost` if a status is an error."""
         if status:
             self.check(peer)  # with the reason why the connection broke
             raise LinkLost(peer, f"UCX: {self.ucp.why(status)}")
@@ -308,7 +308,7 @@ class Worker(LibraryUse):
                 os.sched_yield()
 
     def _turn(self, transfers: Sequence[LibraryMessage]) -> tuple[bool, bool]:
-        """Let UCX work once; tell whether one of the transfers is done, and whether anything moved."""
+        """Let UCX work once; return whether one of the transfers is done, and whether anything moved."""
         for transfer in transfers:
             if self.ended:
                 raise LinkLost(transfer.peer, self.ended)
@@ -323,7 +323,7 @@ class Worker(LibraryUse):
         return done, moved
 
     def _work_now_and_then(self) -> None:
-        """Let UCX work while nobody waits: a send that is done may still have its last bytes in UCX, and peers may want to connect."""
+        """Let UCX work while no thread waits: a send that is done may still have its last bytes in UCX, and peers may want to connect."""
         pause_s = _LONG_PAUSE_S
         while not self._closing.wait(pause_s) and not self.ended:
             pause_s = _LONG_PAUSE_S
@@ -338,7 +338,7 @@ class Worker(LibraryUse):
                 self.lock.release()
 
     def _lie_down(self) -> _Bell | None:
-        """Return what will wake this thread, None where there is something to do."""
+        """Return what will wake this thread, None if there is something to do."""
         if self.ucp.worker_arm(self.handle) == BUSY:
             return None
         bell = self._bells.pop() if self._bells else _Bell(self._event_fd)

@@ -38,21 +38,21 @@ __all__ = [
     "together",
 ]
 
-STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
+STRIDED = "out= of an _async call on a GPU must be C-contiguous, and this one is not: give a contiguous array, or make the call without _async"
 """What is said where it is not."""
 
 _REGISTERED = (
-    "this call in the background was given memory of group.empty(), which only all_reduce, all_gather, reduce_scatter and all_to_all with even "
+    "this _async call was given memory of group.empty(), which only all_reduce, all_gather, reduce_scatter and all_to_all with even "
     "counts use: give another array, or make the call without _async"
 )
 
-_NO_CAPTURE = "a call in the background cannot become part of a CUDA graph: capture the call without _async, which is enqueued on the stream that is captured"
+_NO_CAPTURE = "an _async call cannot become part of a CUDA graph: capture the call without _async, which is enqueued on the stream that is captured"
 
 Enqueue = Callable[[int, Any], None]
 """``enqueue(stream, keep)``: launch what is ready."""
 
 Ready = Callable[[Deadline, int], Enqueue]
-"""``ready(deadline, ahead)``: agree with the other ranks where that has to be; ``ahead`` calls are to be launched before."""
+"""``ready(deadline, ahead)``: agree with the other ranks if needed; ``ahead`` calls are to be launched before."""
 
 
 class DeviceAction:
@@ -63,13 +63,13 @@ class DeviceAction:
     devices
         The group's calls on devices.
     ready
-        Agrees on the call and returns what enqueues it; None where a copy by the library does it: in a world of one, or to this rank itself.
+        Agrees on the call and returns what enqueues it; None if a copy by the library does it: in a world of one, or to this rank itself.
     is_known
         Tells whether the ranks have agreed on such a call before.
     arrays
         What it works on, and what that was copied from, the input first; the current stream of its library is the caller's.
     target
-        Where the result goes; None where this rank gets none.
+        Where the result goes; None if this rank gets none.
     out
         The array that the result is copied to from there, where it cannot be written directly.
     give
@@ -183,10 +183,10 @@ class DeviceAction:
 
         def hold() -> None:
             stream, _ = self.stream
-            channel = self._devices.channel  # None where the group has been closed since
+            channel = self._devices.channel  # None if the group has been closed since
             if channel is not None and channel.is_capturing(stream):
                 raise UnsupportedError(
-                    "a stream that is being captured cannot wait for a call beside it: wait before the capture begins, or capture the call without "
+                    "a stream that is being captured cannot wait for an _async call: wait before the capture begins, or capture the call without "
                     "_async"
                 )
             end.hold(stream)
@@ -240,7 +240,7 @@ class Kept:
         self._arrays = arrays
 
     def look(self) -> bool:
-        """Tell whether the device has come there, or never will."""
+        """Return whether the device has come there, or never will."""
         try:
             return self._end.done()
         except DeviceFailure as failure:

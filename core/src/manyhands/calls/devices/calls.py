@@ -51,18 +51,18 @@ _now, _new = time.monotonic, tuple.__new__
 
 
 class Devices:
-    """The calls of one group on devices; whoever makes one has a turn of the group's collectives.
+    """The calls of one group on devices; the caller has a turn of the group's collectives.
 
     Parameters
     ----------
     job, members
-        Where the group lives, and who belongs to it.
+        The job of the group, and its members.
     plugins
-        Who may observe.
+        The observers.
     ledger
         The group's books, in which these calls are counted among its collectives.
     channel
-        What performs them; None where the backend moves no device memory.
+        What performs them; None if the backend moves no device memory.
     fast
         Where the fast ways of calls are kept.
     always
@@ -132,7 +132,7 @@ class Devices:
         call
             What to do.
         deadline
-            Until when the ranks must have agreed, where they have to.
+            The deadline of the agreement, if the ranks have to agree.
         is_agreed
             Whether the ranks have just told each other what they are about to do: each may have a part of its own in it, so that what is known
             to one may be new to another.
@@ -168,7 +168,7 @@ class Devices:
         outgoing, incoming
             A C-contiguous array and the rank of the group that it goes to, or comes from.
         deadline
-            Until when the ranks must have agreed, where they have to.
+            The deadline of the agreement, if the ranks have to agree.
 
         Raises
         ------
@@ -218,7 +218,7 @@ class Devices:
         prepared
             The call.
         source, target
-            Addresses of C-contiguous memory of this rank's device; 0 where it holds none.
+            Addresses of C-contiguous memory of this rank's device; 0 if it holds none.
         stream
             The handle of the stream; never that of `PER_THREAD`.
         keep
@@ -299,11 +299,11 @@ class Devices:
             self._failed(failure, what)
 
     def knows(self, call: Request, place: Place | None = None) -> bool:
-        """Tell whether the ranks have agreed on a collective before."""
+        """Return whether the ranks have agreed on a collective before."""
         return not self._always and _kind(call, place) in self._kinds
 
     def knows_messages(self, outgoing: tuple[DeviceArray, int] | None, incoming: tuple[DeviceArray, int] | None) -> bool:
-        """Tell whether the ranks concerned have agreed on such messages before."""
+        """Return whether the ranks concerned have agreed on such messages before."""
         rank, flows = self._members.rank, []
         if outgoing is not None:
             flows.append(((rank, outgoing[1]), outgoing[0]))
@@ -321,7 +321,7 @@ class Devices:
         return wide if is_narrow else None
 
     def keep(self, arrays: Sequence[DeviceArray]) -> None:
-        """Keep memory that a graph uses which nobody else knows; when the graph is gone is not told, so that it is kept until the group is closed."""
+        """Keep memory that a graph uses that no other object holds; when the graph is gone is not told, so that it is kept until the group is closed."""
         self._captured.extend(arrays)
 
     def copied(self, stream: int, end: DeviceEvent) -> None:
@@ -329,7 +329,7 @@ class Devices:
         self._copies[stream] = end
 
     def synchronize(self, deadline: Deadline) -> bool:
-        """Wait on the host until the device has done all that was launched; tell whether it has."""
+        """Wait on the host until the device has done all that was launched; return whether it has."""
         channel, copies = self.channel, dict(self._copies)
         if channel is None:
             return True
@@ -356,7 +356,7 @@ class Devices:
         return [launched for stream, launched in list(self.latest.items()) if self.ended.get(stream) is not launched]
 
     def finish(self, deadline: Deadline) -> bool:
-        """Wait until all is done, and compare once more what the ranks have called; tell whether nothing was left to wait for."""
+        """Wait until all is done, and compare once more what the ranks have called; return whether nothing was left to wait for."""
         if not self._is_unchecked or self._job.control.failed:
             return True
         if self.synchronize(deadline):
@@ -527,7 +527,7 @@ class Devices:
         elif failure.is_passing:
             return UnsupportedError(f"{what} is not possible while a stream is captured: {failure.reason}")
         elif failure.is_remote:
-            text = f"rank {job.rank} lost its way to another rank's GPU in {what}: {failure.reason}"
+            text = f"rank {job.rank} lost the connection to another rank's GPU in {what}: {failure.reason}"
             report = Report("lost", text, None, members=members)
         else:
             text = f"rank {job.rank} lost its GPU in {what}: {failure.reason}"

@@ -85,7 +85,7 @@ class CachedDeviceCall:
         """Return None: beside the caller's stream a call goes the long way."""
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
-        """Make the call, and return its result; `SLOW_PATH` where it must go that.
+        """Make the call, and return its result; `SLOW_PATH` if it must take that.
 
         Parameters
         ----------

@@ -17,7 +17,7 @@ __all__ = ["open_channel"]
 
 
 def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChannel | None:
-    """Open what moves the device memory of a group that is being made; None where the backend moves none. All members do so together.
+    """Open what moves the device memory of a group that is being made; None if the backend moves none. All members do so together.
 
     Raises
     ------
@@ -43,7 +43,9 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
         raise job.fail(Report(kind, text, peer, members=ranks)) from failure
     except Damaged as damaged:
         peer = members.ranks[damaged.peer]
-        text = f"rank {peer} sent what no manyhands sends for the GPUs of group {members.number}: {damaged.reason}"
+        text = (
+            f"rank {peer} sent a message that manyhands cannot read, for the GPUs of group {members.number}: {damaged.reason}"
+        )
         raise job.fail(Report("protocol", text, peer, members=ranks)) from None
     except TimeoutError as error:
         text = f"the GPUs of group {members.number} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"

@@ -41,7 +41,7 @@ _DONE, _CAPTURING = b"done", b"capturing"
 
 
 def takes_registered(request: Request) -> bool:
-    """Tell whether a call uses registered memory as it is; the others copy.
+    """Return whether a call uses registered memory as it is; the others copy.
 
     That is where each rank has an input and a result, of one size, and so can tell by its own what all of them must do.
     """
@@ -73,9 +73,9 @@ class Registered:
     Parameters
     ----------
     job, members
-        Where the group lives, and who belongs to it.
+        The job of the group, and its members.
     channel
-        What moves the group's device memory; None where the backend moves none.
+        What moves the group's device memory; None if the backend moves none.
     """
 
     def __init__(self, job: Job, members: Members, channel: DeviceChannel | None) -> None:
@@ -94,11 +94,11 @@ class Registered:
         return not self._table[0]
 
     def has(self, pointer: int) -> bool:
-        """Tell whether an address is in registered memory."""
+        """Return whether an address is in registered memory."""
         return self._find(pointer) is not _ELSEWHERE
 
     def place(self, source: int, target: int) -> Place | None:
-        """Return where the memory of a call lies; None where none of it is registered."""
+        """Return where the memory of a call lies; None if none of it is registered."""
         found, to = self._find(source), self._find(target)
         return None if found is to is _ELSEWHERE else (*found, *to)
 
@@ -146,7 +146,7 @@ class Registered:
         Returns
         -------
         tuple or None
-            None where the library has no such memory.
+            None if the library has no such memory.
 
         Raises
         ------

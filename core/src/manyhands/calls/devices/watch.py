@@ -42,10 +42,10 @@ class Followed(Protocol):
     """What is looked after until a device is done with it."""
 
     def look(self) -> bool:
-        """Tell whether the device is done with it; does not raise."""
+        """Return whether the device is done with it; does not raise."""
 
     def give_up(self, error: BaseException) -> None:
-        """End, since nobody will look any more."""
+        """End, since no thread will look any more."""
 
 
 class Watched(Protocol):
@@ -126,7 +126,7 @@ class DeviceWatch:
         self._groups[group] = {}
 
     def follow(self, followed: Followed) -> None:
-        """Look after something: it keeps arrays alive, and tells those who wait."""
+        """Look after something: it keeps arrays alive, and wakes the threads that wait."""
         with self._lock:
             self._followed.append(followed)
         if self.is_idle:
@@ -178,7 +178,7 @@ class DeviceWatch:
             self._bell.clear()
 
     def _look(self) -> bool:
-        """Look at everything; tell whether anything is still to come."""
+        """Look at everything; return whether anything is still to come."""
         for group in list(self._groups):
             channel = group.channel
             if channel is not None and channel not in self._known:
@@ -196,7 +196,7 @@ class DeviceWatch:
         return any(examined) or bool(left)
 
     def _examine(self, group: Watched, marks: dict[int, _Mark]) -> bool:
-        """Look at the launches of one group, of which ``marks`` has a point for each stream; tell whether any are still to come."""
+        """Look at the launches of one group, of which ``marks`` has a point for each stream; return whether any are still to come."""
         channel, launches = group.channel, group.unfinished()
         if channel is None or not launches:
             marks.clear()

@@ -1,4 +1,4 @@
-"""Reductions in a wider dtype than the arrays have, where the backend asks for that."""
+"""Reductions in a wider dtype than that of the arrays, if the backend asks for it."""
 
 from __future__ import annotations
 

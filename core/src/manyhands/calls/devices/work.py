@@ -33,7 +33,7 @@ class Underway(Generic[T]):
     hold
         Makes the caller's current stream wait for that.
     collect
-        Gives the result, to whoever's stream waits, or after the end.
+        Gives the result, to the stream that waits, or after the end.
     """
 
     __slots__ = ("collect", "end", "hold")
@@ -72,7 +72,7 @@ class DeviceWork(Work[T]):
         """Enqueue the call; for core."""
         try:
             self._underway = action()
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller of the result
             self.fail(error)
         else:
             self._watch.follow(self)
@@ -105,7 +105,7 @@ class DeviceWork(Work[T]):
         return super()._finish(None)
 
     def done(self) -> bool:
-        """Tell whether the device has done the call, or it has failed. Never blocks."""
+        """Return whether the device has done the call, or it has failed. Never blocks."""
         if not self._ended:
             self._check_process()
         self.look()
@@ -126,7 +126,7 @@ class DeviceWork(Work[T]):
             self._watch.hurry(1)
 
     def look(self) -> bool:
-        """Look whether the device has come to the end, and end the call if it has, or has failed; tell whether the device is done with it."""
+        """Look whether the device has come to the end, and end the call if it has, or has failed; return whether the device is done with it."""
         underway = self._underway
         if underway is None:
             return self._ended
@@ -146,7 +146,7 @@ class DeviceWork(Work[T]):
         return is_past
 
     def give_up(self, error: BaseException) -> None:
-        """End the call, since nobody looks any more."""
+        """End the call, since no thread looks any more."""
         self.fail(error)
 
     def _reported(self, failure: DeviceFailure) -> BaseException:
@@ -162,7 +162,7 @@ class DeviceWork(Work[T]):
         self.run(fail)
 
     def run(self, action: Callable[[], T]) -> None:
-        """End the call, once, whoever sees its end first; for core."""
+        """End the call once, on the first thread that sees its end; for core."""
         with self._ending:
             if self._ended:
                 return
