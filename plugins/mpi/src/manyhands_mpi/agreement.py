@@ -2,7 +2,7 @@
 
 MPI compares nothing. Ranks that call different things hang, crash or get wrong numbers. So the ranks first reduce the digests of
 their calls, 16 bytes, which takes as long as a barrier. And since all have entered the same call when that is done, what
-follows waits for nobody any more.
+follows waits for no rank any more.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 All others are left to manyhands. So are reductions for which MPI promises less than manyhands: minimum and maximum of floats, where a
 NaN may get lost or show on some ranks only, products of complex numbers, whose last bit may differ from rank to rank, and sums of integers
-of 8 and 16 bits, which Open MPI ends at the greatest number where those of NumPy wrap round (open-mpi/ompi#8045).
+of 8 and 16 bits, which Open MPI saturates and NumPy wraps (open-mpi/ompi#8045).
 """
 
 from __future__ import annotations

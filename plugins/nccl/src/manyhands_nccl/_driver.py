@@ -100,7 +100,7 @@ class Driver:
         return bytes(own).hex(), bytes(whole).hex()
 
     def current(self) -> int:
-        """Return the context of this thread; 0 if it has none, or if nobody has used the driver yet."""
+        """Return the context of this thread; 0 if it has none, or if no library has used the driver yet."""
         context = c_void_p()
         return 0 if self._library.cuCtxGetCurrent(byref(context)) else context.value or 0
 

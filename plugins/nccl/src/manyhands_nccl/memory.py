@@ -127,12 +127,12 @@ class Memory:
                 piece.is_captured = True
 
     def is_captured(self, pointer: int) -> bool:
-        """Return whether a graph may hold launches on memory: NCCL tells nobody when a graph is gone, but for ending the communicator then."""
+        """Return whether a graph may hold launches on memory: NCCL does not report when a graph is gone, but for ending the communicator then."""
         piece = self._pieces.get(pointer)
         return piece is not None and piece.is_captured
 
     def abandon(self, pointer: int) -> None:
-        """Note that nobody can reach memory any more.
+        """Note that no program can reach memory any more.
 
         Called while garbage is collected, in the midst of anything. So it takes no lock, also not those in which `threading` starts threads, and it
         frees nothing itself: the calling thread may be capturing a stream.

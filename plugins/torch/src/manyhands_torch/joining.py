@@ -57,7 +57,7 @@ def create(opts: Any, _: object = None) -> Backend | ProcessGroup:
 def meet(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[tuple[Any, int, int]]:
     """Read the rank of this process from its environment, as torch does for ``env://``, and return torch's store, rank and world size.
 
-    Where `manyhands` knows more than torch, it does so: under ``manyhands run``, and under launchers that do not set torch's variables. There
+    If `manyhands` knows more than torch, it does so: under ``manyhands run``, and under launchers that do not set torch's variables. There
     the ranks meet first, and torch's store goes by the connections with which they know each other.
     """
     if _is_another(url) or ("RANK" in os.environ and Variable.LAUNCHED not in os.environ):
@@ -82,7 +82,7 @@ def _by_store(store: Any, rank: int, size: int) -> Group:
     if rank == 0:
         with socket.create_server((_host(store), 0)) as listener:
             host, port = listener.getsockname()[:2]
-            own = os.environ.get(Variable.SECRET)  # which the others have as well, and nobody else is to see
+            own = os.environ.get(Variable.SECRET)  # which the other ranks have as well, and no other process may see
             secret = own or secrets.token_hex(32)
             store.set("manyhands", f"{'' if own else secret} {host}:{port}")
             with _environment(

@@ -1,4 +1,4 @@
-"""torch's store, where the ranks of `manyhands` know each other already: nobody else reaches it."""
+"""torch's store, where the ranks of `manyhands` know each other already: no other process reaches it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The ucx backend: one worker of UCX for each rank, and tags that tell channels and senders apart.
 
 The ranks trade the addresses of their workers, and a random key, through the exchange of manyhands, which is authenticated. A tag is
-derived from that key: a stranger who connects to UCX knows no tag that anybody waits for.
+derived from that key: a stranger that connects to UCX knows no tag that any rank waits for.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 STRIDED = "out= of an _async call on a GPU must be C-contiguous, and this one is not: give a contiguous array, or make the call without _async"
-"""What is said where it is not."""
+"""The error if it is not."""
 
 _REGISTERED = (
     "this _async call was given memory of group.empty(), which only all_reduce, all_gather, reduce_scatter and all_to_all with even "
@@ -71,7 +71,7 @@ class DeviceAction:
     target
         Where the result goes; None if this rank gets none.
     out
-        The array that the result is copied to from there, where it cannot be written directly.
+        The array that the result is copied to from there, if it cannot be written directly.
     give
         Gives the result.
     own

@@ -139,7 +139,7 @@ class Devices:
         ahead
             How many calls are to be launched before this one.
         place
-            Where its memory lies, if that is registered.
+            The place of its memory, if that is registered.
 
         Raises
         ------
@@ -264,7 +264,7 @@ class Devices:
             self.checkpoint()
 
     def _forget(self) -> None:
-        """Forget streams whose work has ended, where they are many; nobody launches meanwhile."""
+        """Forget streams whose work has ended, if they are many; no thread launches meanwhile."""
         if len(self.latest) > _CHECKED:
             self.latest = {launched.stream: launched for launched in self.unfinished()}
             self.ended = {}
@@ -321,7 +321,7 @@ class Devices:
         return wide if is_narrow else None
 
     def keep(self, arrays: Sequence[DeviceArray]) -> None:
-        """Keep memory that a graph uses that no other object holds; when the graph is gone is not told, so that it is kept until the group is closed."""
+        """Keep memory that a graph uses that no other object holds. CUDA does not report the end of a graph, so it is kept until the group is closed."""
         self._captured.extend(arrays)
 
     def copied(self, stream: int, end: DeviceEvent) -> None:
@@ -352,7 +352,7 @@ class Devices:
         return True
 
     def unfinished(self) -> list[Launched]:
-        """Return what was launched last on each stream, where the device may not be done with it."""
+        """Return what was launched last on each stream, if the device may not be done with it."""
         return [launched for stream, launched in list(self.latest.items()) if self.ended.get(stream) is not launched]
 
     def finish(self, deadline: Deadline) -> bool:

@@ -62,7 +62,7 @@ def said_place(place: Place) -> str:
 
 
 class Owner:
-    """What an array and its views hold: when it goes, nobody can reach the memory any more."""
+    """What an array and its views hold: when it goes, no program can reach the memory any more."""
 
     __slots__ = ("__weakref__",)
 
@@ -244,7 +244,7 @@ class Registered:
         self._channel.free([self._known.pop(number) for number in numbers])
 
     def _drop(self, number: int, pointer: int) -> None:
-        """Take note that nobody can reach a memory any more. Takes no lock, since garbage is collected in the midst of anything."""
+        """Note that no program can reach a memory any more. Takes no lock, since garbage is collected in the midst of anything."""
         assert self._channel is not None
         # In this order: once it is among the dropped ones, another thread may free it, and get the same address anew.
         self._channel.abandon(pointer)
