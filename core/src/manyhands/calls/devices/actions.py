@@ -551,9 +551,9 @@ def check_device_out(out: DeviceArray, shape: tuple[int, ...], dtype: np.dtype[A
         It differs.
     """
     if out.dtype != dtype:
-        raise DTypeError(f"out= has dtype {out.dtype}, and the result has {dtype}")
+        raise DTypeError(f"out= has dtype {out.dtype}, and the result has {dtype}: give out= an array of that dtype")
     if out.shape != shape:
-        raise SizeMismatchError(f"out= has shape {out.shape}, and the result has {shape}")
+        raise SizeMismatchError(f"out= has shape {out.shape}, and the result has {shape}: give out= an array of that shape")
 
 
 def _overlap(one: DeviceArray, other: DeviceArray) -> bool:
