@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 import traceback
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.device_worlds import Clock, Watched, clock, gpu_world, gpus, watched
+from support.fake_gpu import fake_cuda
 from support.fake_gpu import fake_cupy as cupy
 from support.fake_gpu.fake_nccl import FakeNccl
 from support.gpu_programs import failure_seen
@@ -100,6 +102,44 @@ def test_a_work_of_a_group_that_was_closed_meanwhile_still_gives_its_result(gpus
         return found
 
     assert must(gpu_world(program, 2)) == [[3.0] * 4] * 2
+
+
+def test_a_close_waits_for_a_look_at_the_streams_of_the_group(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, destroy = fake_cuda.event_record, fake_cuda.stream_destroy
+    looks: dict[int, threading.Event] = {}
+    ends: dict[int, threading.Event] = {}
+    destroyed_too_early: list[int] = []
+
+    def recording(event: int, stream: int) -> None:
+        if stream in looks and threading.current_thread().name.startswith("manyhands-gpus-"):
+            looks[stream].set()
+            if ends[stream].wait(0.3):
+                destroyed_too_early.append(stream)
+        record(event, stream)
+
+    def destroying(stream: int, **options: bool) -> None:
+        destroy(stream, **options)
+        if stream in ends:
+            ends[stream].set()
+
+    monkeypatch.setattr(fake_cuda, "event_record", recording)
+    monkeypatch.setattr(fake_cuda, "stream_destroy", destroying)
+
+    def program(group: Group) -> None:
+        half = group.split(0)
+        x = mine(half)
+        half.all_reduce(x)
+        x.get()
+        stream = half._paths.devices.channel.stream
+        ends[stream], looks[stream] = threading.Event(), threading.Event()
+        half.all_reduce_async(x)
+        assert looks[stream].wait(PATIENCE_S)
+        half.close()
+        assert ends[stream].wait(PATIENCE_S)
+        group.barrier()
+
+    must(gpu_world(program, 2))
+    assert not destroyed_too_early
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "messages"])

@@ -426,16 +426,21 @@ class Devices:
 
     def close(self) -> None:
         """Give back the channel; no call may follow."""
-        if self._watch is not None:
-            self._watch.forget(self)
-        channel, self.channel = self.channel, None
+        watch, channel, self.channel = self._watch, self.channel, None
+        if watch is not None:
+            watch.forget(self)
         self._captured = []
-        if channel is None or channel not in self._job.device_channels:
+        if watch is None or channel is None or channel not in self._job.device_channels:
             return
         self._job.device_channels.remove(channel)
+
+        def close() -> None:
+            watch.wait_for_look()
+            channel.close()
+
         # This may be the thread that carries the control connection, and libraries take their time.
         try:
-            Thread(target=channel.close, name="manyhands-gpus-close", daemon=True).start()
+            Thread(target=close, name="manyhands-gpus-close", daemon=True).start()
         except RuntimeError:  # the interpreter is ending
             channel.close()
 

@@ -113,6 +113,7 @@ class DeviceWatch:
         self.is_idle: bool = True
         self._over = False
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
         self._known: weakref.WeakSet[DeviceChannel] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
 
@@ -141,6 +142,11 @@ class DeviceWatch:
     def forget(self, group: Watched) -> None:
         """Look after a group no more."""
         self._groups.pop(group, None)
+
+    def wait_for_look(self) -> None:
+        """Wait until this thread uses no channel that a forgotten group has given up: its stream and its events may be destroyed then."""
+        with self._asking:
+            pass
 
     def close(self) -> list[Followed]:
         """End the thread, and what still waits for it to see an end; return what the device may not be done with."""
@@ -197,18 +203,20 @@ class DeviceWatch:
 
     def _examine(self, group: Watched, marks: dict[int, _Mark]) -> bool:
         """Look at the launches of one group, of which ``marks`` has a point for each stream; return whether any are still to come."""
-        channel, launches = group.channel, group.unfinished()
-        if channel is None or not launches:
-            marks.clear()
-            return False
-        for stream in marks.keys() - {launched.stream for launched in launches}:
-            del marks[stream]  # somebody else has seen its end
+        launches: list[Launched] = []
         try:
-            failure = channel.failure()
-            if failure is not None:
-                raise failure
-            for launched in launches:
-                self._look_at(channel, group, launched, marks)
+            with self._asking:
+                channel, launches = group.channel, group.unfinished()
+                if channel is None or not launches:
+                    marks.clear()
+                    return False
+                for stream in marks.keys() - {launched.stream for launched in launches}:
+                    del marks[stream]  # somebody else has seen its end
+                failure = channel.failure()
+                if failure is not None:
+                    raise failure
+                for launched in launches:
+                    self._look_at(channel, group, launched, marks)
         except DeviceFailure as failed:
             if failed.is_passing:
                 marks.clear()  # one of them may have become part of a graph
