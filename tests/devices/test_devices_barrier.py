@@ -13,6 +13,7 @@ import pytest
 from support.device_worlds import BACKENDS, gpu_world, gpus, mine, ranks
 from support.fake_gpu import fake_cuda, fake_cupy
 from support.fake_gpu.fake_nccl import FakeNccl
+from support.waiting import PATIENCE_S
 from support.worlds import thread_world
 
 import manyhands as mh
@@ -119,10 +120,14 @@ def test_other_backends_have_none(backend: str) -> None:
 
 
 def test_a_failed_group_tells_why_instead(gpus: FakeNccl) -> None:
+    has_launched = threading.Event()
+
     def program(group: Group) -> None:
         group.all_reduce(mine(group))
         if group.rank:
+            assert has_launched.wait(PATIENCE_S)
             raise RuntimeError("gone")
+        has_launched.set()
         with pytest.raises(mh.AbortedError):
             group.barrier(device="cuda")
         with pytest.raises(mh.AbortedError):

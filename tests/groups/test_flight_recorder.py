@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import queue
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fault_tools import Nursery
-from support.waiting import until
+from support.fault_tools import Nursery, until_blocked
+from support.waiting import PATIENCE_S, until
 from support.worlds import thread_world
 
 import manyhands as mh
@@ -27,11 +29,16 @@ def story(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_mismatch_is_told_with_the_lines_of_all_ranks(native: bool, tmp_path: Path) -> None:
+    begun: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+
     def program(group: Group) -> None:
         for _ in range(3):
             group.all_reduce(np.ones(4, np.float32))
         if group.rank == 1:
+            for _ in range(2):
+                until_blocked(begun.get(timeout=PATIENCE_S))  # else a rank may hear of the mismatch before its own call
             group.all_reduce(np.ones(4))
+        begun.put(threading.current_thread())
         group.all_reduce(np.ones(4, np.float32))
 
     line = program.__code__.co_firstlineno
@@ -42,8 +49,8 @@ def test_a_mismatch_is_told_with_the_lines_of_all_ranks(native: bool, tmp_path: 
     lines = story(tmp_path)
     assert lines[-3:] == [
         "The ranks differ in call #3, in the dtype:",
-        f'  ranks 0, 2: all_reduce(float32[4], op="sum") at {file}:{line + 5}',
-        f'  rank 1: all_reduce(float64[4], op="sum") at {file}:{line + 4}',
+        f'  ranks 0, 2: all_reduce(float32[4], op="sum") at {file}:{line + 8}',
+        f'  rank 1: all_reduce(float64[4], op="sum") at {file}:{line + 6}',
     ]
 
 
