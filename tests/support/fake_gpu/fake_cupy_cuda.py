@@ -237,17 +237,24 @@ class PinnedMemoryPointer(bytearray):
         super().__init__(bytes([fake_cuda.POISON]) * size)
         self.ptr: int = np.frombuffer(self, np.uint8).ctypes.data if size else 0
         pinned.append(size)
-        _alive.add(self)
+        with _listing:
+            _alive.add(self)
 
     __hash__ = object.__hash__
 
 
 _alive: weakref.WeakSet[PinnedMemoryPointer] = weakref.WeakSet()
+_listing = threading.Lock()  # a set that another thread adds to cannot be listed
+
+
+def _all_alive() -> list[PinnedMemoryPointer]:
+    with _listing:
+        return list(_alive)
 
 
 def pinned_now() -> int:
     """Return how many bytes of pinned memory somebody holds."""
-    return sum(len(memory) for memory in _alive)
+    return sum(len(memory) for memory in _all_alive())
 
 
 pinned: list[int] = []
@@ -286,7 +293,7 @@ def _memcpy(dst: int, src: int, size: int, kind: int, stream: int) -> None:
 
 def _pinned_at(pointer: int, size: int) -> np.ndarray[Any, Any]:
     """Return pinned memory at an address. As on a device, it is not kept: who drops it while a copy is under way has poison or worse."""
-    for memory in list(_alive):
+    for memory in _all_alive():
         if memory.ptr <= pointer and pointer + size <= memory.ptr + len(memory):
             buffer = (ctypes.c_uint8 * size).from_address(pointer)
             return np.frombuffer(buffer, np.uint8)

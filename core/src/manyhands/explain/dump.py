@@ -257,8 +257,8 @@ def _clock() -> str:
     return namespaces("time") or f"{_UNKNOWN} {socket.gethostname()} {os.getpid()}"
 
 
-_open: weakref.WeakSet[Dumper] = weakref.WeakSet()
-"""Those that SIGUSR1 is for."""
+_open: set[weakref.ref[Dumper]] = set()
+"""Those that SIGUSR1 is for. No `WeakSet`, which cannot be listed while another thread adds to it."""
 
 
 class Dumper:
@@ -283,7 +283,7 @@ class Dumper:
         self._ended = False
         self.path: Path = directory / f"{job}-rank-{control.rank}.json"
         control.before_failure = self.failed
-        _open.add(self)
+        _open.add(weakref.ref(self, _open.discard))
         _listen()
 
     def failed(self, verdict: Verdict) -> None:
@@ -307,7 +307,7 @@ class Dumper:
 
     def close(self) -> None:
         """Write the knowledge of this rank at the end of its job; if the job has failed, only wait for the file."""
-        _open.discard(self)
+        _open.discard(weakref.ref(self))
         if self._writing is not None:
             self._writing.join(_WRITE_S)
         elif not self._ended and (dump := self._taken("closed")) is not None:
@@ -341,8 +341,10 @@ def _listen() -> None:
 
 
 def _on_signal(_number: int, _frame: FrameType | None) -> None:
-    for dumper in list(_open):
-        dumper.signalled()
+    for reference in list(_open):
+        dumper = reference()
+        if dumper is not None:
+            dumper.signalled()
 
 
 def _in_child() -> None:

@@ -37,13 +37,16 @@ _CAPTURED_S = 1.0
 """How long closing waits for a communicator that is part of a graph: NCCL ends it when the last such graph is gone."""
 
 _ends: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_listing = threading.Lock()  # a set that another thread adds to cannot be listed
 _revoked: list[Communicator] = []
 
 
 def wait_for_ends() -> None:
     """Wait for communicators that are being ended, for seconds at most: a process that exits under NCCL's feet may crash."""
     deadline = Deadline(_END_S)
-    for end in list(_ends):
+    with _listing:
+        ends = list(_ends)
+    for end in ends:
         end.join(deadline.remaining())
 
 
@@ -366,7 +369,8 @@ class Communicator:
             end.start()
             self._end = end
             if not self._is_captured:
-                _ends.add(end)
+                with _listing:
+                    _ends.add(end)
 
     def _abort(self) -> bool:
         raw = self.library.raw
