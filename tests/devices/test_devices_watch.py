@@ -24,6 +24,8 @@ from manyhands.api import Group
 from manyhands.calls.devices.watch import DeviceWatch, Launched
 from manyhands.contract.header import CallSignature
 from manyhands.job.group_ranks import Members
+from manyhands_nccl.backend import NcclBackend
+from manyhands_nccl.channel import NcclChannel
 
 __all__ = ["clock", "gpus", "watched"]
 
@@ -140,6 +142,38 @@ def test_a_close_waits_for_a_look_at_the_streams_of_the_group(gpus: FakeNccl, mo
 
     must(gpu_world(program, 2))
     assert not destroyed_too_early
+
+
+def test_a_job_that_ends_waits_for_the_close_of_its_groups(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_ending, is_aborted = threading.Event(), threading.Event()
+    end, close, abort = DeviceWatch.close, NcclChannel.close, NcclBackend.abort
+
+    def ending(watch: DeviceWatch) -> Any:
+        is_ending.set()
+        return end(watch)
+
+    def closing(channel: NcclChannel) -> None:
+        if threading.current_thread().name == "manyhands-gpus-close":
+            assert is_ending.wait(PATIENCE_S)
+            is_aborted.wait(0.3)  # in vain
+        close(channel)
+
+    def aborting(backend: NcclBackend) -> None:
+        abort(backend)
+        is_aborted.set()
+
+    monkeypatch.setattr(DeviceWatch, "close", ending)
+    monkeypatch.setattr(NcclChannel, "close", closing)
+    monkeypatch.setattr(NcclBackend, "abort", aborting)
+
+    def program(group: Group) -> None:
+        group.all_reduce(mine(group))
+        with group.split(0) as half:
+            half.all_reduce(mine(half))
+
+    must(gpu_world(program, 1))
+    assert is_aborted.is_set()
+    assert (gpus.names().count("comm_destroy"), gpus.names().count("comm_revoke")) == (2, 0)
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "messages"])

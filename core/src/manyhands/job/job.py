@@ -8,6 +8,7 @@ import errno
 import logging
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -64,6 +65,8 @@ class Part(Protocol):
 P = TypeVar("P", bound=Part)
 
 AS_LONG_AS_IT_TAKES_S = 1e6
+_CLOSINGS_S = 10.0
+"""The longest time for which the end of a job waits for channels that are being closed: a device library may hang."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errors of a connection whose reason is this rank's own: the peer is not lost."""
 
@@ -136,6 +139,8 @@ class Job:
         self.instead: str = "make another one with manyhands.init()"
         self._parts: dict[object, Any] = {}
         self.device_channels: list[DeviceChannel] = []
+        self._closings: list[threading.Thread] = []
+        self._giving = threading.Lock()
         self._released = False
         self._member: ThreadRank | None = None
         self._dumper: Dumper | None = None
@@ -433,6 +438,27 @@ class Job:
             _log.warning("manyhands: rank 0 has finished, and its process stays until the other ranks have left as well")
             self._store.stay()
 
+    def close_channel(self, channel: DeviceChannel, before: Callable[[], None]) -> None:
+        """Close the channel of a closed group in the background, after ``before()``; nothing if the job is being released.
+
+        The caller may be the thread of the control connection, and libraries take their time.
+        """
+
+        def close() -> None:
+            before()
+            channel.close()
+
+        with self._giving:
+            if channel not in self.device_channels:
+                return
+            self.device_channels.remove(channel)
+            closing = Thread(target=close, name="manyhands-gpus-close", daemon=True)
+            with contextlib.suppress(RuntimeError):
+                closing.start()
+                self._closings = [*(each for each in self._closings if each.is_alive()), closing]
+                return
+        channel.close()  # the interpreter is ending
+
     def _crashed(self, error: Exception) -> None:
         if hasattr(self, "control"):
             self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
@@ -445,9 +471,14 @@ class Job:
                 at_end.callback(self.backend.close)
                 at_end.callback(self.backend.abort)
             kept = [each for part in self._parts.values() for each in part.close()]
-            channels, self.device_channels = self.device_channels, []
+            with self._giving:
+                channels, self.device_channels = self.device_channels, []
+                closings, self._closings = self._closings, []
             has_failed = hasattr(self, "control") and self.control.failed
             if not has_failed:
+                deadline = Deadline(_CLOSINGS_S)
+                for closing in closings:  # else the backend would abort what they close
+                    closing.join(deadline.remaining())
                 _close_all(channels, kept)
         if has_failed and channels:
             # An aborted channel may close slowly, or hang; the process need not wait for that.

@@ -24,7 +24,6 @@ from manyhands.calls.failures import exchange_cards
 from manyhands.calls.order.ledger import Ledger
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Operation, Request
-from manyhands.common.threads import Thread
 from manyhands.config.plugins import PluginManager
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
@@ -427,22 +426,10 @@ class Devices:
     def close(self) -> None:
         """Give back the channel; no call may follow."""
         watch, channel, self.channel = self._watch, self.channel, None
-        if watch is not None:
-            watch.forget(self)
         self._captured = []
-        if watch is None or channel is None or channel not in self._job.device_channels:
-            return
-        self._job.device_channels.remove(channel)
-
-        def close() -> None:
-            watch.wait_for_look()
-            channel.close()
-
-        # This may be the thread that carries the control connection, and libraries take their time.
-        try:
-            Thread(target=close, name="manyhands-gpus-close", daemon=True).start()
-        except RuntimeError:  # the interpreter is ending
-            channel.close()
+        if watch is not None and channel is not None:
+            watch.forget(self)
+            self._job.close_channel(channel, watch.wait_for_look)
 
     # The first of a kind
 
