@@ -140,6 +140,35 @@ def test_the_report_of_an_exchange_that_has_ended_proves_nothing() -> None:
     assert not [message for message in job.told[0] if isinstance(message, Question)]
 
 
+def agreeing(digest: bytes, rank: int) -> Stalled:
+    """Return the report of a rank that waits until all ranks have agreed on call #3."""
+    others = [member for member in ALL if member != rank]
+    return alone(Wait(0, 3, "all_reduce", digest, others, [], ALL, "all_reduce #3"), progress(3))
+
+
+@pytest.mark.parametrize("late", [[], [0], [0, 1]], ids=str)
+def test_a_report_of_an_ended_exchange_says_nothing_of_the_next_one(late: list[int]) -> None:
+    """A call that all ranks agree on and then refuse has no number of its own: the next exchange has its name and its place."""
+    job = Job()
+    for rank in ALL:
+        for earlier in (0, 1) if rank == 2 else ():
+            if earlier not in late:
+                job.store.handle(earlier, agreeing(b"refused", earlier))
+        job.store.handle(rank, Exchange("all_reduce #3", b"refused", ALL))
+    job.forget()
+    for rank in (2, 1):
+        if rank in late:
+            job.store.handle(rank, agreeing(b"refused", rank))
+        job.store.handle(rank, Exchange("all_reduce #3", b"next", ALL))
+        job.store.handle(rank, agreeing(b"next", rank))
+        for each in late:
+            if each < rank:
+                job.store.handle(each, agreeing(b"refused", each))
+    assert job.told == {0: [], 1: [], 2: []}
+    job.store.handle(0, Exchange("all_reduce #3", b"other", ALL))
+    assert [type(heard[-1]) for heard in job.told.values()] == [Cards] * 3
+
+
 def leave_group(job: Job, rank: int, members: list[int], progress: Progress | None = None) -> None:
     job.store.handle(rank, LeaveGroup(7, members, progress or Progress({}, {}, {})))
 

@@ -350,6 +350,7 @@ class Membership:
             self._check_meeting(message.name, meeting)
             return
         del self._meetings[message.name]
+        self._forget_waits(lambda wait: wait.meeting == message.name)  # the next meeting may have the same name
         cards = Cards(message.name, [meeting.cards[member] for member in meeting.members], self._numbers)
         self._numbers += len(meeting.members)
         for member in meeting.members:
@@ -388,10 +389,7 @@ class Membership:
             self._disbanded.add(channel)
         for progress_of_left in self._left.values():
             self._forget_disbanded(progress_of_left)
-        for place in [place for place in self._waits if place[1] in self._disbanded]:
-            del self._waits[place]
-        for member in [member for member, stalled in self._stalls.items() if self._is_over(stalled)]:
-            del self._stalls[member]
+        self._forget_waits(lambda wait: wait.channel in self._disbanded)
         problem = unread(left)
         if problem:
             self.fail(Verdict("mismatch", problem))
@@ -406,13 +404,21 @@ class Membership:
             for channel in [channel for channel in counts if channel in self._disbanded]:
                 del counts[channel]
 
-    def _is_over(self, stalled: Stalled) -> bool:
-        """Return whether a report is older than the end of a group, and has progress that no rank reports any more."""
-        return any(wait.channel in self._disbanded for wait in stalled.waits)
+    def _forget_waits(self, is_over: Callable[[Wait], bool]) -> None:
+        """Forget what ranks reported of waits that have ended."""
+        for place in [place for place, wait in self._waits.items() if is_over(wait)]:
+            del self._waits[place]
+        for member in [member for member, stalled in self._stalls.items() if any(map(is_over, stalled.waits))]:
+            del self._stalls[member]
+
+    def _is_old(self, rank: int, wait: Wait) -> bool:
+        """Return whether a rank reported a wait before the store told it the end of that wait, or before its group ended."""
+        meeting = self._meetings.get(wait.meeting)
+        return wait.channel in self._disbanded or bool(wait.meeting and (meeting is None or rank not in meeting.cards))
 
     def _note_stall(self, rank: int, message: Stalled) -> None:
-        if self._is_over(message):
-            return
+        if any(self._is_old(rank, wait) for wait in message.waits):
+            return  # with what it still waits for, it reports again
         wait = message.wait
         self._stalls[rank] = message
         self._waits[rank, wait.channel] = wait
