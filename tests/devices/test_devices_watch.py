@@ -46,6 +46,7 @@ def test_what_the_host_has_seen_done_has_no_deadline_any_more(gpus: FakeNccl, cl
             group.all_reduce(x, timeout_s=5.0)
             watched.until_marked(group.rank, one.ptr)
         group.synchronize()
+        group.barrier()  # the clock is that of all ranks
         with cupy.held(other.ptr), other:
             group.all_reduce(x, timeout_s=900.0)
             clock.advance(10.0)
@@ -56,6 +57,8 @@ def test_what_the_host_has_seen_done_has_no_deadline_any_more(gpus: FakeNccl, cl
 
 
 def test_calls_that_follow_postpone_no_deadline(gpus: FakeNccl, clock: Clock, watched: Watched) -> None:
+    have_launched = threading.Barrier(2)
+
     def program(group: Group) -> None:
         x = mine(group)
         group.all_reduce(x)
@@ -66,6 +69,7 @@ def test_calls_that_follow_postpone_no_deadline(gpus: FakeNccl, clock: Clock, wa
             group.all_reduce(x, timeout_s=5.0)
             watched.until_marked(group.rank, stream.ptr)
             group.all_reduce(x, timeout_s=900.0)
+            have_launched.wait(PATIENCE_S)  # the clock is that of all ranks
             clock.advance(10.0)
             failure_seen(group)
         group.barrier()

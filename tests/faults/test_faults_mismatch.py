@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.worlds import over_sockets, thread_world
+from support.worlds import over_sockets, stories, thread_world
 
 import manyhands as mh
 from manyhands.api import Group
@@ -29,16 +28,6 @@ def failures(call: Call) -> list[mh.CollectiveMismatchError]:
     assert [type(error) for error in errors] == [mh.CollectiveMismatchError] * 3, errors
     assert len({str(error) for error in errors}) == 1, errors
     return errors
-
-
-def stories(text: str) -> dict[int, str]:
-    """Read what an error says about each rank from its last lines, such as ``  ranks 0-1, 4: barrier() #1``."""
-    told: dict[int, str] = {}
-    for numbers, story in re.findall(r"^  ranks? ([0-9, -]+): (.*)$", text, re.MULTILINE):
-        for part in numbers.split(", "):
-            first, _, last = part.partition("-")
-            told.update(dict.fromkeys(range(int(first), int(last or first) + 1), story))
-    return told
 
 
 def in_another_order(group: Group, odd: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
+from support.waiting import PATIENCE_S
 from support.worlds import must, thread_world
 
 import manyhands as mh
@@ -138,13 +140,16 @@ def test_to_nobody_and_from_nobody_in_the_background(world):
 )
 def test_an_array_that_does_not_fit_out(out, words):
     """The receiver is told what came, ``out`` is untouched, and the sender's next call tells it."""
+    has_sent = threading.Event()
 
     def program(group: Group) -> None:
         if group.rank == 0:
             group.send(np.ones(3), 1)
+            has_sent.set()
             with pytest.raises(mh.CollectiveMismatchError, match=f"(?s)rank 0 sent {words}"):
                 group.barrier()
         else:
+            assert has_sent.wait(PATIENCE_S)
             with pytest.raises(mh.CollectiveMismatchError, match=f"(?s)rank 0 sent {words}") as caught:
                 group.recv(0, out=out)
             assert caught.value.peer == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import manyhands as mh
 from manyhands.api import CommError, Group, ThreadWorld
 from manyhands_simulated.running import Simulation
 
-__all__ = ["HYBRIDS", "free_port", "held_port", "must", "on_threads", "over_sockets", "thread_world"]
+__all__ = ["HYBRIDS", "free_port", "held_port", "must", "on_threads", "over_sockets", "stories", "thread_world"]
 
 _PATIENCE_S = 40.0
 """How long a rank may take: more than any timeout of a test, so that only a hang ends by it."""
@@ -132,3 +133,13 @@ def must(outcomes: list[Any]) -> list[Any]:
     if errors:
         raise next((error for error in errors if not isinstance(error, CommError)), errors[0])
     return outcomes
+
+
+def stories(text: str) -> dict[int, str]:
+    """Read what an error says about each rank from its last lines, such as ``  ranks 0-1, 4: barrier() #1``."""
+    told: dict[int, str] = {}
+    for numbers, story in re.findall(r"^  ranks? ([0-9, -]+): (.*)$", text, re.MULTILINE):
+        for part in numbers.split(", "):
+            first, _, last = part.partition("-")
+            told.update(dict.fromkeys(range(int(first), int(last or first) + 1), story))
+    return told
