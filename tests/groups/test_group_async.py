@@ -23,7 +23,7 @@ def test_an_input_that_is_not_contiguous_is_copied_at_once_however_often(world):
             assert group.all_reduce(np.ones(4)).tolist() == [2.0] * 4
             x = np.ones(8)[::2]
             hold = threading.Event()
-            group._ledger.submit(lambda hold=hold: hold.wait(20))
+            group._call_sequence.submit(lambda hold=hold: hold.wait(20))
             work = group.all_reduce_async(x)
             x[...] = -1
             hold.set()

@@ -112,14 +112,14 @@ def test_inputs_are_read_before_any_result_is_written(world):
 
 def test_one_message_travels_for_each_dtype_and_op(world):
     def program(group: Group) -> None:
-        before = group._ledger.next
+        before = group._call_sequence.next
         with group.coalesce() as batch:
             for number in range(60):
                 batch.all_reduce(np.full(3, number, [np.int32, np.float64][number % 2]), "sum" if number < 50 else "max")
-        assert group._ledger.next - before == 4
+        assert group._call_sequence.next - before == 4
         with group.coalesce():
             pass
-        assert group._ledger.next - before == 4
+        assert group._call_sequence.next - before == 4
 
     world(program, 2)
 

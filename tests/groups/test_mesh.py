@@ -213,7 +213,7 @@ def test_a_mesh_that_cannot_be_is_refused_before_any_byte_moves(world):
             assert type(caught.value) is kind
         with pytest.raises(mh.UsageError, match="made of a group"):
             DeviceMesh(4, (4,))  # type: ignore[arg-type]
-        assert group._ledger.next == 0
+        assert group._call_sequence.next == 0
 
     world(program, 4)
 

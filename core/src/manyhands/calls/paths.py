@@ -16,7 +16,7 @@ from manyhands.calls.devices.wide import WideAction
 from manyhands.calls.host.actions import CopyAction, HostPath, TellAction
 from manyhands.calls.host.plans import VECTOR
 from manyhands.calls.messages.actions import MessagePath
-from manyhands.calls.order.ledger import Ledger
+from manyhands.calls.order.call_sequence import CallSequence
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Later, Local, Message, Operation, SizeExchange
 from manyhands.calls.staged import StagedPath
@@ -94,7 +94,7 @@ class Paths:
         As above.
     native
         The compiled executor; None if there is none.
-    ledger
+    call_sequence
         The group's books.
     fast
         The fast ways of calls that were made before, by their keys and by the dtype and shape of the array.
@@ -115,17 +115,17 @@ class Paths:
     ) -> None:
         self.plugins: PluginManager = plugins
         self.native: ModuleType | None = native() if settings.native else None
-        self.ledger: Ledger = Ledger(job, members, plugins, self.native)
+        self.call_sequence: CallSequence = CallSequence(job, members, plugins, self.native)
         self.fast: dict[Hashable, Fast] = {}
-        self.host: HostPath = HostPath(job, members, self.ledger, plugins, selector)
-        self.messages: MessagePath = MessagePath(job, members, self.ledger)
+        self.host: HostPath = HostPath(job, members, self.call_sequence, plugins, selector)
+        self.messages: MessagePath = MessagePath(job, members, self.call_sequence)
         self.staged: StagedPath | None = None
         if job.backend is not None and "cuda" not in job.backend.memory:
             said = settings.gpu_staging
             costs = Costs(said.latency_s, said.move_bytes_per_s, said.copy_bytes_per_s)
             self.staged = StagedPath(job, members, self.host, costs)
         self.devices: Devices = Devices(
-            job, members, plugins, self.ledger, channel, self.fast, always=settings.gpu_check == "always"
+            job, members, plugins, self.call_sequence, channel, self.fast, always=settings.gpu_check == "always"
         )
 
     def prepare(self, step: Operation | SizeExchange | Message | Local) -> Action:
@@ -160,7 +160,7 @@ class Paths:
             case Local(source=DeviceArray()):
                 return copied(self.devices, step)
             case Local():
-                return CopyAction(self.ledger, step)
+                return CopyAction(self.call_sequence, step)
 
     @property
     def observed(self) -> bool:

@@ -159,7 +159,7 @@ class Calls:
         self._job = job
         self._members = members
         self._paths = paths
-        self._ledger = paths.ledger
+        self._call_sequence = paths.call_sequence
         self._builder = CallBuilder(job, members, paths, settings)
         self._timeout_s = settings.timeout_s
         self._callbacks = Turns(job.runtime)
@@ -268,7 +268,7 @@ class Calls:
             if later is not None:
                 name, turns, action = later
                 seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
-                if not self._ledger.is_usable:
+                if not self._call_sequence.is_usable:
                     self._check_open(name)
                 work: Work[Any] = Work(name, self._callbacks, self._saw)
                 turns.submit(partial(work.run, partial(action, seconds)))
@@ -348,14 +348,14 @@ class Calls:
 
     def _check_open(self, what: object = None, sequence: int | None = None) -> None:
         try:
-            self._ledger.check(what, sequence)
+            self._call_sequence.check(what, sequence)
         except CommError:
             self._saw()
             raise
 
     def _now(self, call: Call, timeout_s: float | None) -> Any:
         """Run a call in this thread when its turns come, and return its result."""
-        number = self._ledger.messages + 1 if isinstance(call.step, Message) else self._ledger.next
+        number = self._call_sequence.messages + 1 if isinstance(call.step, Message) else self._call_sequence.next
         return self._in_this_thread(call.name, call.action.turns, call.run, timeout_s, number)
 
     def _in_this_thread(
@@ -422,7 +422,7 @@ class Calls:
             return self._beside(call, seconds)
         work: Work[Any] = Work(call.name, self._callbacks, self._saw)
         runtime = self._job.runtime
-        turns = next(iter(call.action.turns), None) or self._ledger.direction(None, is_send=True)
+        turns = next(iter(call.action.turns), None) or self._call_sequence.direction(None, is_send=True)
         action: Callable[[Deadline], Any] = call.run
         if self._inputs is not None:
             action = self._inputs.guard(call.name, action, turns, reads, writes, call.apart)
@@ -476,13 +476,13 @@ class Calls:
 
     def _in_turn(self, run: Callable[[], None], *, waits: bool) -> None:
         """Run a call in this thread if its turn is now and it does not wait, otherwise in the background when its turn comes."""
-        if waits or not self._ledger.take_if_free():
-            self._ledger.submit(run)
+        if waits or not self._call_sequence.take_if_free():
+            self._call_sequence.submit(run)
             return
         try:
             run()
         finally:
-            self._ledger.give()
+            self._call_sequence.give()
 
     def _saw(self) -> None:
         """Take note that the program has seen how the job failed; a failure in a handle that was dropped has not been seen."""
@@ -491,7 +491,7 @@ class Calls:
     # The end
 
     def _all_turns(self) -> list[Turns]:
-        return [*self._ledger.turns(), self._callbacks]
+        return [*self._call_sequence.turns(), self._callbacks]
 
     def _drain(self, deadline: Deadline, *, for_good: bool = True) -> bool:
         """Wait until the calls in flight, and their callbacks, have ended, as long as the deadline allows.

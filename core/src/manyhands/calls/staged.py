@@ -116,9 +116,9 @@ class StagedPath:
         self._is_over = True
         if self._at_end in self.job.on_close:
             self.job.on_close.remove(self._at_end)
-        if self.host.ledger.take_if_free():
+        if self.host.call_sequence.take_if_free():
             self.rest()
-            self.host.ledger.give()
+            self.host.call_sequence.give()
 
     def _expect_end(self) -> None:
         """Let the end of the job close this. Not before there is memory to give back, and by no reference that keeps a group alive."""
@@ -206,7 +206,7 @@ class PiecedAction:
         self._piece = piece
         self._length, self._width = _extent(request)
         self._signature = _cut(request, piece, piece).signature()
-        self.turns: tuple[Turns, ...] = (path.host.ledger,)
+        self.turns: tuple[Turns, ...] = (path.host.call_sequence,)
         gives = request.collective is not Collective.BROADCAST or request.root == path.members.rank
         self._source = source.library.contiguous(source) if gives else None
         self._target: DeviceArray | None = None
@@ -348,7 +348,7 @@ class PiecedAction:
         path = self._path
         if not mark():
             wait = partial(_until, path.job, mark, f"the copy {where} has not ended", deadline)
-            guarded(path.job, path.members, path.host.ledger.next, self._signature, deadline, wait)
+            guarded(path.job, path.members, path.host.call_sequence.next, self._signature, deadline, wait)
 
     def _settle(self) -> None:
         """After a failure, let the copies that are under way end, so that none writes to memory that is used for another purpose by then."""

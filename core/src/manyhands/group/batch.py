@@ -291,7 +291,7 @@ class BatchCalls(Calls):
         """Enqueue all_reduces as one, on the caller's stream or beside it."""
         actions = [entry.action for entry in entries]
         if wait or actions[0].is_copy:
-            self._in_this_thread("coalesce", (self._ledger,), partial(together, actions), timeout_s)
+            self._in_this_thread("coalesce", (self._call_sequence,), partial(together, actions), timeout_s)
             for entry in entries:
                 entry.work.run(entry.action.collect)
             return

@@ -131,7 +131,7 @@ class GpuCalls(Calls):
                     )
             return devices.add_memory(dtype, shape, deadline)
 
-        made = self._in_this_thread("empty", devices.turns, add, timeout_s, devices.ledger.next)
+        made = self._in_this_thread("empty", devices.turns, add, timeout_s, devices.call_sequence.next)
         return _CUPY.empty(shape, dtype, device).owner if made is None else _CUPY.adopt(made[0], shape, dtype, device, made[1])
 
     def communicator(self) -> int:
@@ -176,7 +176,7 @@ class GpuCalls(Calls):
             self._call(("barrier",), NOTHING, NOTHING, timeout_s)
             return
         token = _CUPY.empty((1,), _TOKEN, number)
-        self._in_this_thread("barrier", devices.turns, partial(barrier, devices, token), timeout_s, devices.ledger.next)
+        self._in_this_thread("barrier", devices.turns, partial(barrier, devices, token), timeout_s, devices.call_sequence.next)
 
 
 def _device(device: object) -> int | None:

@@ -146,7 +146,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
     def _settle(self) -> None:
         """Wait for JAX's work in the background: a compiled function that has been called may still call this group."""
         wait = getattr(sys.modules.get("jax"), "effects_barrier", None)
-        if wait is not None and self._job.runtime is COMPUTER and self._ledger.is_usable:
+        if wait is not None and self._job.runtime is COMPUTER and self._call_sequence.is_usable:
             wait()
 
     def _leave(self, timeout_s: float | None) -> None:
@@ -284,7 +284,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Fo
     @property
     def is_usable(self) -> bool:
         """Whether calls may be made: the group is open, and this rank knows of no failure of its job. It asks no other rank."""
-        return self._ledger.is_usable
+        return self._call_sequence.is_usable
 
     @property
     def _is_closed(self) -> bool:

@@ -117,7 +117,7 @@ class DeviceAction:
     @property
     def turns(self) -> tuple[Turns, ...]:
         """Whose turn it needs; a device does one thing after the other, messages too."""
-        return (self._devices.ledger,)
+        return (self._devices.call_sequence,)
 
     def run(self, deadline: Deadline) -> Any:
         """Enqueue the call on the caller's current stream; return the result, which that stream may use from there on."""

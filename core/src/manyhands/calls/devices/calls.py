@@ -21,7 +21,7 @@ from manyhands.calls.devices.kinds import DEVICE, Prepared, device_call, said_ca
 from manyhands.calls.devices.registered import Owner, Place, Registered, said_place
 from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.calls.failures import exchange_cards
-from manyhands.calls.order.ledger import Ledger
+from manyhands.calls.order.call_sequence import CallSequence
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Operation, Request
 from manyhands.config.plugins import PluginManager
@@ -58,7 +58,7 @@ class Devices:
         The job of the group, and its members.
     plugins
         The observers.
-    ledger
+    call_sequence
         The group's books, in which these calls are counted among its collectives.
     channel
         What performs them; None if the backend moves no device memory.
@@ -69,7 +69,7 @@ class Devices:
 
     Attributes
     ----------
-    ledger
+    call_sequence
         As above.
     channel
         As above, until it is closed.
@@ -88,7 +88,7 @@ class Devices:
         job: Job,
         members: Members,
         plugins: PluginManager,
-        ledger: Ledger,
+        call_sequence: CallSequence,
         channel: DeviceChannel | None,
         fast: dict[Hashable, Any],
         *,
@@ -97,7 +97,7 @@ class Devices:
         self._job = job
         self._members = members
         self._plugins = plugins
-        self.ledger: Ledger = ledger
+        self.call_sequence: CallSequence = call_sequence
         self._always = always
         self.channel: DeviceChannel | None = channel
         self._fast = fast
@@ -148,7 +148,7 @@ class Devices:
             The backend does not do that, on any rank.
         """
         name = call.name
-        self.ledger.check(name, self.ledger.next + ahead)
+        self.call_sequence.check(name, self.call_sequence.next + ahead)
         prepared = self._traded.get(call) if is_agreed else self._kinds.get(_kind(call, place))
         if prepared is None and is_agreed:
             prepared = self._prepare(call, call.signature(device=DEVICE))
@@ -175,7 +175,7 @@ class Devices:
             As `ready`.
         """
         name = "send" if incoming is None else "recv" if outgoing is None else "sendrecv"
-        self.ledger.check(name)
+        self.call_sequence.check(name)
         rank = self._members.rank
         flows = [(rank, outgoing[1], outgoing[0])] if outgoing is not None else []
         flows += [(incoming[1], rank, incoming[0])] if incoming is not None else []
@@ -235,7 +235,7 @@ class Devices:
         signature, started = prepared.signature, _now()
         sequence, count = -1, 0
         if is_collective:
-            sequence = self.ledger.number()
+            sequence = self.call_sequence.number()
             self._digest = hash((self._digest, prepared.number))
             self._count = count = self._count + 1
         launched = _new(Launched, (stream, keep, signature, sequence, started, timeout_s))  # half the time of Launched(...)
@@ -249,7 +249,7 @@ class Devices:
             raise
         except (DeviceFailure, TimeoutError) as failure:
             self._failed(failure, said_call(signature, sequence), sequence)
-        self.ledger.note(sequence, signature, started)
+        self.call_sequence.note(sequence, signature, started)
         if self._batched is not None:
             self._batched.append(launched)  # the device gets it at the end of the batch
         else:
@@ -395,7 +395,7 @@ class Devices:
             return
         assert self.channel is not None
         nbytes = device_call(call, self._members.rank).elements * call.dtype.itemsize
-        ways = self.ledger, self.registered, self._kinds, self.launch
+        ways = self.call_sequence, self.registered, self._kinds, self.launch
         self._fast[place] = CachedDeviceCall(ways, self.channel.device, call, library, step.shape, nbytes, in_place=in_place)
         # It is forgotten with its kind. Calls on registered memory alone have another kind each, of which the last one was just made.
         anchor = prepared or self._kinds[next(reversed(self._kinds))]
@@ -405,18 +405,18 @@ class Devices:
         """Register new memory for an array, which all ranks do together, and which counts as a collective; raises as `Registered.add`."""
         count = math.prod(shape)
         signature = CallSignature("empty", dtype_code(dtype), shape, count=count, device=DEVICE)
-        started, sequence = _now(), self.ledger.next
+        started, sequence = _now(), self.call_sequence.next
         with self.reporting(said_call(signature, sequence)):
             try:
                 made = self.registered.add(count * dtype.itemsize, signature, sequence, _as_bytes(self._digest), deadline)
             finally:
-                self.ledger.note(self.ledger.number(), signature, started)
+                self.call_sequence.note(self.call_sequence.number(), signature, started)
         return made
 
     @property
     def turns(self) -> tuple[Turns, ...]:
         """Whose turn a collective needs."""
-        return (self.ledger,)
+        return (self.call_sequence,)
 
     @property
     def members(self) -> Members:
@@ -434,7 +434,7 @@ class Devices:
     # The first of a kind
 
     def _agree(self, call: Request, deadline: Deadline, ahead: int, place: Place | None) -> Prepared:
-        signature, ranks, sequence = call.signature(device=_where(place)), self._members.ranks, self.ledger.next + ahead
+        signature, ranks, sequence = call.signature(device=_where(place)), self._members.ranks, self.call_sequence.next + ahead
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
         card = signature.digest + _as_bytes(self._digest)
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"

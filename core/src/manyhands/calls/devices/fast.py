@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands.calls.devices.kinds import Prepared
 from manyhands.calls.devices.registered import Registered
-from manyhands.calls.order.ledger import Ledger
+from manyhands.calls.order.call_sequence import CallSequence
 from manyhands.calls.request import SLOW_PATH, Request
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ class CachedDeviceCall:
 
     __slots__ = (
         "_call",
+        "_call_sequence",
         "_device",
         "_dtype",
         "_in_place",
         "_kinds",
         "_launch",
-        "_ledger",
         "_library",
         "_nbytes",
         "_prepared",
@@ -57,7 +57,7 @@ class CachedDeviceCall:
 
     def __init__(
         self,
-        ways: tuple[Ledger, Registered, Mapping[Hashable, Prepared], Callable[..., None]],
+        ways: tuple[CallSequence, Registered, Mapping[Hashable, Prepared], Callable[..., None]],
         device: int,
         call: Request,
         library: Library,
@@ -66,7 +66,7 @@ class CachedDeviceCall:
         *,
         in_place: bool,
     ) -> None:
-        self._ledger, self._registered, self._kinds, self._launch = ways
+        self._call_sequence, self._registered, self._kinds, self._launch = ways
         self._device = device
         self._call = call
         self._prepared = self._kinds.get(call)
@@ -122,18 +122,18 @@ class CachedDeviceCall:
         prepared = self._prepared if place is None else self._kinds.get((self._call, place))
         if prepared is None:
             return SLOW_PATH
-        ledger = self._ledger
-        if not ledger.take_if_free():
+        call_sequence = self._call_sequence
+        if not call_sequence.take_if_free():
             return SLOW_PATH
         try:
-            if not ledger.is_usable:
+            if not call_sequence.is_usable:
                 return SLOW_PATH
             stream, keep = library.stream(device)
             if stream == PER_THREAD:
                 return SLOW_PATH
             self._launch(prepared, source, target, stream, keep, timeout_s)
         finally:
-            ledger.give()
+            call_sequence.give()
         if out is not None:
             library.wrote(out)
         return result

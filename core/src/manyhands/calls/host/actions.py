@@ -17,7 +17,7 @@ from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, exchange_cards, guarded
 from manyhands.calls.host.fast import CachedCall
 from manyhands.calls.host.plans import VECTOR, Plan, Plans
-from manyhands.calls.order.ledger import Ledger
+from manyhands.calls.order.call_sequence import CallSequence
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Local, Operation, Request, SizeExchange
 from manyhands.config.plugins import PluginManager
@@ -40,14 +40,14 @@ class HostPath:
 
     Parameters
     ----------
-    job, members, ledger
+    job, members, call_sequence
         The job, the members of the group, and its books.
     plugins, selector
         The plugins that may observe and offer native collectives, and the selector of algorithms.
 
     Attributes
     ----------
-    ledger
+    call_sequence
         The group's books.
     plans
         The plans of its requests.
@@ -55,11 +55,13 @@ class HostPath:
         Whether the backend moves the host's memory.
     """
 
-    def __init__(self, job: Job, members: Members, ledger: Ledger, plugins: PluginManager, selector: Selector) -> None:
+    def __init__(
+        self, job: Job, members: Members, call_sequence: CallSequence, plugins: PluginManager, selector: Selector
+    ) -> None:
         self._job = job
         self._members = members
         self._plugins = plugins
-        self.ledger: Ledger = ledger
+        self.call_sequence: CallSequence = call_sequence
         self.plans: Plans = Plans(job, members, plugins, selector)
         self.moves: bool = job.backend is None or "cpu" in job.backend.memory
 
@@ -96,22 +98,22 @@ class HostPath:
         CommError
             The first cause, alike on all ranks; ``target`` is undefined and the group revoked.
         """
-        ledger = self.ledger
+        call_sequence = self.call_sequence
         if not self._plugins.settled:
             self._plugins.load_extensions()
-        ledger.check(request, ledger.next)
+        call_sequence.check(request, call_sequence.next)
         if not self.moves and request.collective is Collective.BARRIER:
             self._exchange(request.name, b"", deadline)
             return
         plan = self.plans.of(request)
-        record = ledger.begin(plan.signature, plan.nbytes)
+        record = call_sequence.begin(plan.signature, plan.nbytes)
         try:
             if self._plugins.observed:
                 self._run_observed(plan, source, target, record, deadline)
             else:
                 self._run(plan, source, target, record, deadline)
         finally:
-            ledger.end(record)
+            call_sequence.end(record)
 
     def tell(self, told: SizeExchange, deadline: Deadline) -> Array:
         """Exchange numbers between the ranks; return those for this rank. Raises as `run`."""
@@ -125,7 +127,12 @@ class HostPath:
     def fast(self, action: HostAction) -> CachedCall | None:
         """Return the fast path for such calls as a prepared one, if they have one and the group may be used; the plan is made now if need be."""
         step, request = action.step, action.step.request
-        if not step.is_repeatable or step.give is not None or self._job.runtime.is_simulated or not self.ledger.is_usable:
+        if (
+            not step.is_repeatable
+            or step.give is not None
+            or self._job.runtime.is_simulated
+            or not self.call_sequence.is_usable
+        ):
             return None
         if not self._plugins.settled:
             self._plugins.load_extensions()
@@ -134,7 +141,7 @@ class HostPath:
         return CachedCall(
             self._job,
             self._members,
-            self.ledger,
+            self.call_sequence,
             self.plans.of(request),
             request.dtype,
             request.shape if step.shape is None else step.shape,
@@ -152,7 +159,7 @@ class HostPath:
 
     def _run(self, plan: Plan, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
         signature, sequence = plan.signature, record.sequence
-        stall = None if self._job.runtime.is_simulated else partial(self.ledger.report_wait, record, signature)
+        stall = None if self._job.runtime.is_simulated else partial(self.call_sequence.report_wait, record, signature)
 
         try:
             plan.ready(lambda: deadline).run(source, target, sequence, partial(Waiter, deadline, stall))
@@ -190,15 +197,15 @@ class HostPath:
 
     def _exchange(self, what: str, card: bytes, deadline: Deadline, alike: str = "") -> list[bytes]:
         """Trade cards with all members; ``alike`` must be the same on all of them."""
-        ledger, members = self.ledger, self._members
-        sequence = ledger.next
-        ledger.check(what, sequence)
+        call_sequence, members = self.call_sequence, self._members
+        sequence = call_sequence.next
+        call_sequence.check(what, sequence)
         signature = CallSignature(what, part="meeting")
         name = f"{what} #{sequence} of group {members.number}"
         cards, _ = exchange_cards(
             self._job, members, name, alike.encode() + b"\0" + card, members.ranks, deadline, (signature, sequence)
         )
-        ledger.number()
+        call_sequence.number()
         told = [each.partition(b"\0") for each in cards]
         for rank, (theirs, _, _) in enumerate(told):
             if theirs != alike.encode():
@@ -245,7 +252,7 @@ class HostAction:
         self.step: Operation = step
         self.source: Array = source
         self.target: Array = target
-        self.turns: tuple[Turns, ...] = (path.ledger,)
+        self.turns: tuple[Turns, ...] = (path.call_sequence,)
 
     def apart(self, targets: Sequence[Array]) -> Callable[[Any], Any] | None:
         """Let it work on memory of its own instead of ``targets``; return a function that turns its result into the caller's. None if it does not write there."""
@@ -278,7 +285,7 @@ class TellAction:
     def __init__(self, path: HostPath, told: SizeExchange) -> None:
         self._path = path
         self.told: SizeExchange = told
-        self.turns: tuple[Turns, ...] = (path.ledger,)
+        self.turns: tuple[Turns, ...] = (path.call_sequence,)
 
     def run(self, deadline: Deadline) -> Array:
         """Exchange them, and return those for this rank."""
@@ -288,12 +295,12 @@ class TellAction:
 class CopyAction:
     """A copy on the host that is ready to be made; it waits for no turn."""
 
-    __slots__ = ("_ledger", "_local", "_source", "_target")
+    __slots__ = ("_call_sequence", "_local", "_source", "_target")
 
     turns: tuple[Turns, ...] = ()
 
-    def __init__(self, ledger: Ledger, local: Local) -> None:
-        self._ledger = ledger
+    def __init__(self, call_sequence: CallSequence, local: Local) -> None:
+        self._call_sequence = call_sequence
         self._local = local
         self._source = self._target = None
         if local.source is not None:
@@ -304,7 +311,7 @@ class CopyAction:
 
     def run(self, _: Deadline) -> Any:
         """Make the call, and return the caller's result."""
-        self._ledger.check()
+        self._call_sequence.check()
         if self._source is None or self._target is None:
             return None
         self._target[...] = self._source

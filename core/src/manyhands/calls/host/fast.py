@@ -20,7 +20,7 @@ from manyhands.calls.engine import Executable, Patience
 from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, guarded
 from manyhands.calls.host.plans import Plan
-from manyhands.calls.order.ledger import Ledger
+from manyhands.calls.order.call_sequence import CallSequence
 from manyhands.calls.request import SLOW_PATH, Later
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.header import CallSignature
@@ -43,7 +43,7 @@ class CachedCall:
 
     Parameters
     ----------
-    job, members, ledger
+    job, members, call_sequence
         The job, the members of the group, and its books.
     plan
         The plan of the request.
@@ -66,13 +66,13 @@ class CachedCall:
 
     __slots__ = (
         "_any_layout",
+        "_call_sequence",
         "_divisor",
         "_dtype",
         "_gives",
         "_identity",
         "_in_place",
         "_job",
-        "_ledger",
         "_members",
         "_nothing",
         "_patience",
@@ -88,7 +88,7 @@ class CachedCall:
         self,
         job: Job,
         members: Members,
-        ledger: Ledger,
+        call_sequence: CallSequence,
         plan: Plan,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
@@ -100,7 +100,7 @@ class CachedCall:
     ) -> None:
         self._job = job
         self._members = members
-        self._ledger = ledger
+        self._call_sequence = call_sequence
         self._signature = plan.signature
         self._plan = plan
         self._run: _Run = self._run_first
@@ -136,16 +136,18 @@ class CachedCall:
         target = self.target(array, out)
         if target is None:
             return SLOW_PATH
-        return self._carry_out(array, target, timeout_s, self._ledger.enter, self._run, gives_turn=True)
+        return self._carry_out(array, target, timeout_s, self._call_sequence.enter, self._run, gives_turn=True)
 
     def later(self, array: Array, out: object) -> Later | None:
         """Return the call to be made later: its words, its turn, and a function that makes it within a number of seconds; None for the slow path."""
         target = self.target(array, out)
-        return None if target is None else (self._signature.operation, self._ledger, partial(self._in_turn, array, target))
+        return (
+            None if target is None else (self._signature.operation, self._call_sequence, partial(self._in_turn, array, target))
+        )
 
     def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """As for `HostFast`."""
-        way, ledger = self._plan.way, self._ledger
+        way, call_sequence = self._plan.way, self._call_sequence
         if not isinstance(way, Executable) or way.compiled is None:
             return None
         mean: dict[str, Any] = {}
@@ -158,7 +160,7 @@ class CachedCall:
         given, result = example(dtype, shape), example(self._dtype, self._shape)
         what = self._signature, given, result, self._nothing, way.compiled
         kinds = self._gives, self._takes, self._in_place
-        return module.Call(self, ledger, ledger.books, *what, *kinds, identity=self._identity, **mean)
+        return module.Call(self, call_sequence, call_sequence.books, *what, *kinds, identity=self._identity, **mean)
 
     def go_on(self, array: Array, target: Array | None, at: tuple[int, int], timeout_s: float) -> Any:
         """As for `HostFast`."""
@@ -173,9 +175,9 @@ class CachedCall:
         )
 
     def _in_turn(self, array: Array, target: Array, timeout_s: float) -> Any:
-        ledger = self._ledger
-        ledger.check(self._signature.operation, ledger.next)
-        return self._carry_out(array, target, timeout_s, ledger.books.begin, self._run, gives_turn=False)
+        call_sequence = self._call_sequence
+        call_sequence.check(self._signature.operation, call_sequence.next)
+        return self._carry_out(array, target, timeout_s, call_sequence.books.begin, self._run, gives_turn=False)
 
     def target(self, array: Array, out: object) -> Array | None:
         """Return the memory for the result; None if the call must take the slow path."""
@@ -222,7 +224,7 @@ class CachedCall:
                 target[...] = self._identity
         finally:
             if number >= 0:
-                self._ledger.leave(gives_turn)
+                self._call_sequence.leave(gives_turn)
         return target if self._takes else None
 
     def _run_first(self, source: Array, target: Array, number: int, patience: Patience) -> None:
@@ -234,9 +236,9 @@ class CachedCall:
 
     def _deadline(self) -> Deadline:
         deadline = Deadline(self._timeout_s)
-        deadline.at += self._ledger.started - _now()
+        deadline.at += self._call_sequence.started - _now()
         return deadline
 
     def _be_patient(self) -> Waiter:
         """Return a function that waits for the messages that did not come at once, as on the slow path."""
-        return Waiter(self._deadline(), self._ledger.record_slow(self._signature))
+        return Waiter(self._deadline(), self._call_sequence.record_slow(self._signature))

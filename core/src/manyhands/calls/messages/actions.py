@@ -18,7 +18,7 @@ from manyhands.calls.engine.waiting import StallCallback
 from manyhands.calls.failures import guarded
 from manyhands.calls.messages.fast import CachedExchange, CachedRecv, CachedSend, End
 from manyhands.calls.messages.point_to_point import AT_BEGINNING, OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
-from manyhands.calls.order.ledger import Direction, Ledger
+from manyhands.calls.order.call_sequence import CallSequence, Direction
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import ARRAY, Message
 from manyhands.contract.backend import Mailbox, Transport
@@ -36,14 +36,14 @@ class MessagePath:
 
     Parameters
     ----------
-    job, members, ledger
+    job, members, call_sequence
         The job, the members of the group, and its books.
     """
 
-    def __init__(self, job: Job, members: Members, ledger: Ledger) -> None:
+    def __init__(self, job: Job, members: Members, call_sequence: CallSequence) -> None:
         self.job: Job = job
         self.members: Members = members
-        self.ledger: Ledger = ledger
+        self.call_sequence: CallSequence = call_sequence
         self._channel = members.channel + 1
         self._transport: Transport | None = None
         self._boxes: dict[int, Mailbox] = {}
@@ -69,13 +69,13 @@ class MessagePath:
         self, outgoing: Outgoing | None, incoming: Incoming | None, what: Words, deadline: Deadline, signature: CallSignature
     ) -> None:
         """Move a message in either direction or both; raises as `MessageAction.run`."""
-        job, members, ledger = self.job, self.members, self.ledger
+        job, members, call_sequence = self.job, self.members, self.call_sequence
         flows = [flow for flow in (outgoing, incoming) if flow is not None]
-        record = ledger.begin_message(what, 0 if outgoing is None else outgoing.nbytes)
+        record = call_sequence.begin_message(what, 0 if outgoing is None else outgoing.nbytes)
 
         def report_wait(peers: list[int]) -> None:
             waits = [(flow.peer, flow.is_send, flow.number) for flow in flows if not flow.finished]
-            ledger.report_message_wait(record, waits, peers)
+            call_sequence.report_message_wait(record, waits, peers)
 
         def action() -> None:
             self._carry(outgoing, incoming, what, deadline, None if job.runtime.is_simulated else report_wait)
@@ -85,7 +85,7 @@ class MessagePath:
         finally:
             if outgoing is None and incoming is not None and incoming.array is not None:
                 record.nbytes = incoming.array.nbytes
-            ledger.end(record)
+            call_sequence.end(record)
 
     def outgoing(self, direction: Direction, number: int, array: Array, signature: CallSignature = ARRAY) -> Outgoing:
         """Return a message of a direction, which carries an array."""
@@ -120,7 +120,7 @@ class MessagePath:
         return End(
             self.job,
             self.members,
-            self.ledger,
+            self.call_sequence,
             direction,
             transport,
             self._boxes[direction.rank],
@@ -217,15 +217,15 @@ class MessageAction:
     __slots__ = ("_message", "_path", "_sent", "_target", "receiving", "sending", "turns", "what")
 
     def __init__(self, path: MessagePath, message: Message, sending: Array | None, target: Array | None) -> None:
-        ranks, ledger = path.members.ranks, path.ledger
+        ranks, call_sequence = path.members.ranks, path.call_sequence
         to = None if message.dest is None or sending is None else ranks[message.dest]
         whence = None if message.source is None else ranks[message.source]
         self._path = path
         self._message = message
         self._sent = sending
         self._target = target
-        self.sending: Direction | None = None if to is None else ledger.direction(to, is_send=True)
-        self.receiving: Direction | None = None if whence is None else ledger.direction(whence, is_send=False)
+        self.sending: Direction | None = None if to is None else call_sequence.direction(to, is_send=True)
+        self.receiving: Direction | None = None if whence is None else call_sequence.direction(whence, is_send=False)
         # Both turns first, and only then the numbers of the messages: a caller that gives up while it waits must not have used one.
         self.turns: tuple[Turns, ...] = tuple(each for each in (self.sending, self.receiving) if each is not None)
         self.what: Words = Words(to, whence, message.signature)
@@ -257,7 +257,7 @@ class MessageAction:
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
         path, signature = self._path, self._message.signature
-        path.ledger.check(self.what, path.ledger.messages + 1)
+        path.call_sequence.check(self.what, path.call_sequence.messages + 1)
         outgoing, incoming = None, None
         if self.sending is not None and self._sent is not None:
             outgoing = path.outgoing(self.sending, self.sending.next(), self._sent, signature)

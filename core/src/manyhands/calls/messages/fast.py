@@ -16,7 +16,7 @@ from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transf
 from manyhands.calls.failures import again, guarded
 from manyhands.calls.host.fast import example
 from manyhands.calls.messages.point_to_point import AT_BEGINNING, FIRST_BYTES, OPENED, OPENING_BYTES, TAG_BYTES, Kind
-from manyhands.calls.order.ledger import Direction, Ledger
+from manyhands.calls.order.call_sequence import CallSequence, Direction
 from manyhands.calls.request import ARRAY, SLOW_PATH, Later
 from manyhands.contract.backend import Mailbox, Transfer, Transport
 from manyhands.contract.deadline import Deadline
@@ -35,7 +35,7 @@ class End(NamedTuple):
 
     Attributes
     ----------
-    job, members, ledger
+    job, members, call_sequence
         The job, the members of the group, and its books.
     direction
         The books of the direction.
@@ -52,7 +52,7 @@ class End(NamedTuple):
 
     job: Job
     members: Members
-    ledger: Ledger
+    call_sequence: CallSequence
     direction: Direction
     transport: Transport
     box: Mailbox
@@ -150,7 +150,7 @@ class _Fast(ABC):
         return bytes(self._blank_header(rest, 1)[0]) if rest > 0 else b""
 
     def _in_turn(self, array: Any, out: Any, timeout_s: float) -> Any:
-        self._end.ledger.check(self._what)
+        self._end.call_sequence.check(self._what)
         return self._carry_out(array, out, timeout_s, self.turns.books.begin, self._go, gives_turn=False)
 
     def _carry_out(
@@ -195,17 +195,17 @@ class _Slow:
     def __init__(self, end: End, messages: list[tuple[int, bool, int]]) -> None:
         self._end = end
         self._messages = messages
-        self._record = end.ledger.record_message(end.what, end.direction.call)
+        self._record = end.call_sequence.record_message(end.what, end.direction.call)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.ledger.end(self._record)
+        self._end.call_sequence.end(self._record)
 
     def report(self, peers: list[int]) -> None:
         """Report to the store that it waits."""
-        self._end.ledger.report_message_wait(self._record, self._messages, peers)
+        self._end.call_sequence.report_message_wait(self._record, self._messages, peers)
 
 
 class CachedSend(_Fast):

@@ -23,7 +23,7 @@ from manyhands.errors import ClosedError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["Direction", "Ledger"]
+__all__ = ["CallSequence", "Direction"]
 
 _NOBODY = -1
 
@@ -33,7 +33,7 @@ class Direction(Turns):
 
     Parameters
     ----------
-    ledger
+    call_sequence
         The books of the group.
     job, members
         The job, and the members of the group.
@@ -52,11 +52,11 @@ class Direction(Turns):
         The dtypes and shapes that have travelled.
     """
 
-    __slots__ = ("_ledger", "is_send", "kinds", "rank")
+    __slots__ = ("_call_sequence", "is_send", "kinds", "rank")
 
-    def __init__(self, ledger: Ledger, job: Job, rank: int, books: Books, *, is_send: bool) -> None:
+    def __init__(self, call_sequence: CallSequence, job: Job, rank: int, books: Books, *, is_send: bool) -> None:
         super().__init__(job.runtime, f"another call of rank {job.rank} was still talking with rank {rank}", rank, books)
-        self._ledger = ledger
+        self._call_sequence = call_sequence
         self.rank: int = rank
         self.is_send: bool = is_send
         self.kinds: Kinds = Kinds()
@@ -79,7 +79,7 @@ class Direction(Turns):
 
     def enter(self, what: object) -> int:
         """Begin a message now: its turn, and its number, which is returned; -1 if it must take the slow path."""
-        if not (self._ledger.is_usable and self.books.take()):
+        if not (self._call_sequence.is_usable and self.books.take()):
             return -1
         try:
             return self.books.begin(what)
@@ -101,7 +101,7 @@ class Direction(Turns):
             self.pass_on(turn)
 
 
-class Ledger(Turns):
+class CallSequence(Turns):
     """The books of one group. Its collectives also take turns here.
 
     Parameters
