@@ -18,7 +18,7 @@ from support.waiting import PATIENCE_S, until
 from manyhands.calls.order.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
-from manyhands.runtime import idle as bystanders
+from manyhands.runtime import idle as idle_module
 from manyhands.runtime.computer import COMPUTER
 from manyhands.runtime.idle import (
     Sleeper,
@@ -37,10 +37,10 @@ HOME = threading.current_thread()
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the threads of the test runner, and what other tests have left, count for nothing."""
-    monkeypatch.setattr(bystanders, "_bystanders", weakref.WeakSet(threading.enumerate()))
-    monkeypatch.setattr(bystanders, "_blocked", set())
-    monkeypatch.setattr(bystanders, "_helpers", set())
-    monkeypatch.setattr(bystanders, "_strangers", lambda known: False)
+    monkeypatch.setattr(idle_module, "_idle_threads", weakref.WeakSet(threading.enumerate()))
+    monkeypatch.setattr(idle_module, "_blocked", set())
+    monkeypatch.setattr(idle_module, "_helpers", set())
+    monkeypatch.setattr(idle_module, "_strangers", lambda known: False)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from manyhands.control.protocol import FromStore, GiveUp, Gone, Join, Leave, Rep
 
 
 class Joiners:
-    """A lobby without sockets."""
+    """Joiners without sockets."""
 
     is_here = True
 
@@ -51,10 +51,10 @@ class Joiners:
         return number
 
 
-def failed(lobby: Joiners, victim: int = 3) -> Job:
+def failed(joiners: Joiners, victim: int = 3) -> Job:
     """Return a job of four ranks that has lost one, the others of which have asked to go on."""
     job = Job(4, joined=False)
-    job.store = Membership(4, b"key", job._send, job._later, joiners=lobby)  # type: ignore[arg-type]
+    job.store = Membership(4, b"key", job._send, job._later, joiners=joiners)  # type: ignore[arg-type]
     for rank in range(4):
         job.join(rank)
     job.store.lost(victim, "it ended")
@@ -69,15 +69,15 @@ def shrunk(messages: list[FromStore]) -> list[Shrunk]:
 
 
 def test_those_that_are_left_go_on_with_the_newcomer_that_the_launcher_has_started() -> None:
-    lobby = Joiners(running=4)
-    job = failed(lobby)
-    assert lobby.is_open
+    joiners = Joiners(running=4)
+    job = failed(joiners)
+    assert joiners.is_open
     job.pass_time(0.01)
     assert shrunk(job.told[0]) == []
-    assert lobby.come() == 4
+    assert joiners.come() == 4
     assert [shrunk(job.told[rank]) for rank in (0, 1, 2)] == [[Shrunk([0, 1, 2, 4], "host", 1)]] * 3
-    assert lobby.told == {4: [Shrunk([0, 1, 2, 4], "host", 1, None, 4)]}
-    assert lobby.kept(4)
+    assert joiners.told == {4: [Shrunk([0, 1, 2, 4], "host", 1, None, 4)]}
+    assert joiners.kept(4)
 
 
 def test_where_the_launcher_starts_none_they_go_on_at_once() -> None:
@@ -86,9 +86,9 @@ def test_where_the_launcher_starts_none_they_go_on_at_once() -> None:
 
 
 def test_they_go_on_as_soon_as_the_launcher_says_that_nobody_comes() -> None:
-    lobby = Joiners(running=4)
-    job = failed(lobby)
-    lobby.roster = lambda: Roster(3, 1, 4)
+    joiners = Joiners(running=4)
+    job = failed(joiners)
+    joiners.roster = lambda: Roster(3, 1, 4)
     job.pass_time(0.01)
     assert shrunk(job.told[0]) == [Shrunk([0, 1, 2], "host", 1)]
 
@@ -104,20 +104,20 @@ def test_they_do_not_wait_longer_than_their_patience() -> None:
 
 
 def test_no_more_go_on_than_there_may_be() -> None:
-    lobby = Joiners(running=9, most=4)
+    joiners = Joiners(running=9, most=4)
     job = Job(4, joined=False)
-    job.store = Membership(4, b"key", job._send, job._later, joiners=lobby)  # type: ignore[arg-type]
+    job.store = Membership(4, b"key", job._send, job._later, joiners=joiners)  # type: ignore[arg-type]
     for rank in range(4):
         job.join(rank)
     job.store.handle(0, Report("aborted", "enough", 0))
     job.store.handle(0, Shrink("host", 1, 10.0))
-    assert (lobby.come(), lobby.come()) == (4, 5)
+    assert (joiners.come(), joiners.come()) == (4, 5)
     for rank in (1, 2):
         job.store.handle(rank, Shrink("host", 1, 10.0))
     job.store.lost(3, "it ended")
     assert shrunk(job.told[0]) == [Shrunk([0, 1, 2, 4], "host", 1)]
-    assert list(lobby.told) == [4]
-    assert not lobby.kept(5)
+    assert list(joiners.told) == [4]
+    assert not joiners.kept(5)
 
 
 def test_with_fewer_than_there_must_be_nobody_goes_on() -> None:
@@ -129,40 +129,40 @@ def test_with_fewer_than_there_must_be_nobody_goes_on() -> None:
 
 
 def test_a_newcomer_that_ends_meanwhile_is_told_to_all_and_the_next_one_has_another_number() -> None:
-    lobby = Joiners(running=4)
-    job = failed(lobby)
-    lobby.come()
+    joiners = Joiners(running=4)
+    job = failed(joiners)
+    joiners.come()
     job.forget()
-    lobby.lose(4, "it ended")
+    joiners.lose(4, "it ended")
     assert [[message for message in job.told[rank] if isinstance(message, Gone)] for rank in range(3)] == [
         [Gone(4, "it ended")]
     ] * 3
     for rank in range(3):
         job.store.handle(rank, Shrink("host", rank + 1, 10.0))
-    assert lobby.come() == 5
+    assert joiners.come() == 5
     assert shrunk(job.told[2]) == [Shrunk([0, 1, 2, 5], "host", 1)]
 
 
 def test_a_newcomer_that_was_told_to_go_on_must_ask_again_like_the_others() -> None:
-    lobby = Joiners(running=4)
-    job = failed(lobby)
-    lobby.come()
+    joiners = Joiners(running=4)
+    job = failed(joiners)
+    joiners.come()
     job.forget()
-    lobby.told.clear()
+    joiners.told.clear()
     job.store.lost(1, "it ended while they came together")
-    assert lobby.told == {4: [Gone(1, "it ended while they came together")]}
+    assert joiners.told == {4: [Gone(1, "it ended while they came together")]}
     for rank in (0, 2):
         job.store.handle(rank, Shrink("host", rank + 1, 10.0))
-    assert lobby.come() == 5
+    assert joiners.come() == 5
     assert shrunk(job.told[0]) == []  # for 4 has not asked yet
-    lobby.hear(4, Shrink("host", 9, 10.0))
+    joiners.hear(4, Shrink("host", 9, 10.0))
     assert shrunk(job.told[0]) == [Shrunk([0, 2, 4, 5], "host", 1)]
 
 
 def test_a_newcomer_that_was_told_to_go_on_and_does_not_ask_again_is_what_the_others_have_waited_for() -> None:
-    lobby = Joiners(running=4)
-    job = failed(lobby)
-    lobby.come()
+    joiners = Joiners(running=4)
+    job = failed(joiners)
+    joiners.come()
     job.forget()
     for missing, who in (([2], "rank 2 and a new rank"), ([], "a new rank")):
         for rank in {0, 1, 2} - {*missing}:
@@ -177,37 +177,37 @@ def test_a_newcomer_that_was_told_to_go_on_and_does_not_ask_again_is_what_the_ot
 
 
 def test_a_newcomer_that_has_waited_for_so_long_hears_for_whom() -> None:
-    lobby = Joiners(running=4)
-    job = failed(lobby)
-    lobby.come()
+    joiners = Joiners(running=4)
+    job = failed(joiners)
+    joiners.come()
     job.forget()
-    lobby.told.clear()
+    joiners.told.clear()
     job.store.handle(0, Shrink("host", 1, 10.0))
-    lobby.hear(4, Shrink("host", 9, 10.0))
-    lobby.hear(4, GiveUp(10.0))
-    for heard in (job.told[0], lobby.told[4]):
+    joiners.hear(4, Shrink("host", 9, 10.0))
+    joiners.hear(4, GiveUp(10.0))
+    for heard in (job.told[0], joiners.told[4]):
         (answer,) = shrunk(heard)
         assert answer.problem is not None
         assert "within 10 s: ranks 1-2 did not call shrink()" in answer.problem.text
 
 
 def test_who_waits_and_ends_is_forgotten() -> None:
-    lobby = Joiners(running=5, most=5)
-    job = failed(lobby)
-    lobby.come()
-    lobby.lose(4, "it ended")
+    joiners = Joiners(running=5, most=5)
+    job = failed(joiners)
+    joiners.come()
+    joiners.lose(4, "it ended")
     assert [message for message in job.told[0] if isinstance(message, Gone)] == [Gone(3, "it ended")]
-    assert (lobby.come(), lobby.come()) == (5, 6)
+    assert (joiners.come(), joiners.come()) == (5, 6)
     assert shrunk(job.told[0]) == [Shrunk([0, 1, 2, 5, 6], "host", 1)]
-    lobby.lose(5, "it ended")
-    assert lobby.told[6][1:] == [Gone(5, "it ended")]
+    joiners.lose(5, "it ended")
+    assert joiners.told[6][1:] == [Gone(5, "it ended")]
 
 
 @pytest.mark.parametrize("what", ["backend", "choices", "version", "byteorder"])
 def test_who_does_not_fit_is_told_why(what: str) -> None:
-    lobby = Joiners(running=4)
-    failed(lobby)
-    answer = lobby.come(**{what: "other"})
+    joiners = Joiners(running=4)
+    failed(joiners)
+    answer = joiners.come(**{what: "other"})
     assert isinstance(answer, Shrunk)
     assert answer.problem is not None
     assert answer.problem.kind == "rendezvous"
@@ -216,9 +216,9 @@ def test_who_does_not_fit_is_told_why(what: str) -> None:
 
 
 def test_who_has_said_goodbye_is_not_waited_for() -> None:
-    lobby = Joiners(running=4)
+    joiners = Joiners(running=4)
     job = Job(4, joined=False)
-    job.store = Membership(4, b"key", job._send, job._later, joiners=lobby)  # type: ignore[arg-type]
+    job.store = Membership(4, b"key", job._send, job._later, joiners=joiners)  # type: ignore[arg-type]
     for rank in range(4):
         job.join(rank)
     job.store.handle(3, Leave(progress()))  # and its process goes on
@@ -229,8 +229,8 @@ def test_who_has_said_goodbye_is_not_waited_for() -> None:
 
 
 def test_the_words_of_who_was_not_let_in_are_nothing() -> None:
-    lobby = Joiners(running=4)
-    job = failed(lobby)
-    lobby.hear(99, Shrink("host", 1, 10.0))
-    lobby.hear(99, GiveUp(1.0))
+    joiners = Joiners(running=4)
+    job = failed(joiners)
+    joiners.hear(99, Shrink("host", 1, 10.0))
+    joiners.hear(99, GiveUp(1.0))
     assert shrunk(job.told[0]) == []

@@ -51,12 +51,12 @@ class Company:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
         credentials = Credentials(b"key", certificates=certificates)
-        self.reserve = StandbyStore(self.loop, listening, credentials, 1, SIZE, store=0, liveness=Liveness())
+        self.standby_store = StandbyStore(self.loop, listening, credentials, 1, SIZE, store=0, liveness=Liveness())
         self.ends: list[socket.socket] = []
         self.seals = [Seal(bytes(32)) for _ in range(SIZE)]
         for rank in range(come):
             self.come(rank)
-        until(lambda: len(self.reserve._seats) == come)
+        until(lambda: len(self.standby_store._seats) == come)
 
     def come(self, rank: int, *and_say: FromRank, certificate: str = "") -> None:
         end, its = socket.socketpair()
@@ -66,7 +66,7 @@ class Company:
         self.ends.append(end)
         for message in (Join(rank, SIZE, "tcp", "", "1", "little", "host", 100 + rank), *and_say):
             self.say(rank, message)
-        self.loop.call(lambda: self.reserve._accept(its, b""))
+        self.loop.call(lambda: self.standby_store._accept(its, b""))
 
     def say(self, rank: int, message: FromRank) -> None:
         frame, seal = encode(message), self.seals[rank]
@@ -81,7 +81,7 @@ class Company:
 
     def agree(self, verdict: Verdict) -> Verdict:
         found: list[Verdict] = []
-        self.run(lambda: found.append(self.reserve.agree(verdict)))
+        self.run(lambda: found.append(self.standby_store.agree(verdict)))
         return found[0]
 
     def run(self, function: Callable[[], object]) -> None:
@@ -91,7 +91,7 @@ class Company:
         assert done.wait(PATIENCE_S)
 
     def close(self) -> None:
-        self.reserve.close()
+        self.standby_store.close()
         for end in self.ends:
             end.close()
         self.loop.stop()
@@ -170,7 +170,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer(monkeypatch: pytest.
 def test_a_store_that_has_left_and_ends_is_not_lost(company: Company) -> None:
     company.say(0, Leave(Progress({}, {}, {})))
     company.ends[0].close()
-    until(lambda: 0 in company.reserve._gone)
+    until(lambda: 0 in company.standby_store._gone)
     company.say(3, JobReformed([3]))
     assert company.hear(2) == JobReformed([3])  # and nothing before
 
@@ -180,7 +180,7 @@ def test_a_store_that_has_left_and_ends_is_lost_to_those_that_have_not(company: 
     leaving = range(SIZE) if all_left else (0, 1, 3)
     for rank in leaving:
         company.say(rank, Leave(Progress({}, {}, {})))
-    until(lambda: len(company.reserve._left) == len(leaving))
+    until(lambda: len(company.standby_store._left) == len(leaving))
     company.ends[0].close()
     company.say(2, Orphaned("the connection was closed"))
     told = {str(company.hear(rank)) for rank in (1, 2, 3)}
@@ -192,8 +192,8 @@ def test_where_all_have_left_the_others_hear_it_from_here_as_well(company: Compa
     """The store may have died after it had told the successor, and before it told them."""
 
     def end() -> None:
-        company.reserve._lose(0, "the connection was closed", vanished=True)
-        company.reserve.all_have_left()
+        company.standby_store._lose(0, "the connection was closed", vanished=True)
+        company.standby_store.all_have_left()
 
     company.run(end)  # both at once, since last words are not waited for here
     for message in (Orphaned("the connection was closed"), JobReformed([2])):
@@ -246,7 +246,7 @@ def test_who_has_been_told_that_it_cannot_go_on_does_not_ask_any_more_where_the_
     company.ends[0].close()
     for rank in (1, 3):
         company.say(rank, Shrink("host", rank))
-    wishes = company.reserve
+    wishes = company.standby_store
     until(lambda: wishes._membership is not None and len(wishes._membership._recovery._asking) == 2)
     company.say(2, Shrink("host", 2, attempt=2))
     while not isinstance(answer := company.hear(2), Shrunk):
@@ -272,11 +272,11 @@ def test_a_rank_that_waits_while_the_others_come_is_not_told_that_it_was_cut_off
     company.say(2, Shrink("host", 2, attempt=1))
     company.say(2, Orphaned("it ended"))
     until(lambda: len(over) == 2)
-    company.reserve.gather({0}, None)
+    company.standby_store.gather({0}, None)
     for function in over:
         company.run(function)
-    assert company.reserve._membership is None
-    assert (2, Shrink("host", 2, attempt=1)) in company.reserve._waiting
+    assert company.standby_store._membership is None
+    assert (2, Shrink("host", 2, attempt=1)) in company.standby_store._waiting
     company.close()
 
 
@@ -284,11 +284,11 @@ def test_who_gives_up_does_not_name_a_rank_whose_word_is_on_its_way(monkeypatch:
     monkeypatch.setattr(timing, "COMING_S", 0.05)
     company = Company(SIZE - 1)
     company.agree(FIRST)
-    company.reserve.gather({0}, None)
+    company.standby_store.gather({0}, None)
     for rank in (0, 1, 2):
         company.say(rank, Shrink("host", rank, attempt=1))
     company.say(2, GiveUp(1.0, attempt=1))
-    until(lambda: len(company.reserve._waiting) == 4)
+    until(lambda: len(company.standby_store._waiting) == 4)
     company.come(3, Shrink("host", 3, attempt=1))
     told = [company.hear(2)]
     while not isinstance(told[-1], Shrunk):
@@ -307,6 +307,6 @@ def test_a_rank_comes_with_the_certificate_of_the_beginning_alone() -> None:
             company.seals[0] = Seal(bytes(32))
         for rank, certificate in enumerate(("DNS:a", "DNS:b", "DNS:c", "")):
             company.come(rank, certificate=certificate)
-        until(lambda: len(company.reserve._seats) == SIZE)
+        until(lambda: len(company.standby_store._seats) == SIZE)
     finally:
         company.close()

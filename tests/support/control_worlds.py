@@ -183,7 +183,7 @@ class Process:
     @property
     def knows_all(self) -> bool:
         """Whether it is the store's successor, and all ranks have come to it."""
-        return self.control.reserve is not None and len(self.control.reserve._members) == self._size
+        return self.control.standby_store is not None and len(self.control.standby_store._members) == self._size
 
     def go_on(self) -> None:
         """Ask to go on, as `Control.shrink` does."""

@@ -239,7 +239,7 @@ class Failover:
         control, here = self._control, (self._control.rank, self._control.world_size)
         if self._store is not None:  # others were to gather here, but the store was only slow
             self._store.close()
-        self._store = control.reserve = StandbyStore(
+        self._store = control.standby_store = StandbyStore(
             self._loop,
             sock,
             self._credentials.towards(_whom(here[0])),

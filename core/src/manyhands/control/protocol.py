@@ -221,14 +221,14 @@ class Disbanded(msgspec.Struct, frozen=True, tag=True):
 class Shrink(msgspec.Struct, frozen=True, tag=True):
     """A survivor asks to continue with the others. If it is the first of them, it listens for them at this address.
 
-    It waits for newcomers for ``patience_s`` at most. If ``has_door``, newcomers can join on its host. ``attempt`` counts its requests.
+    It waits for newcomers for ``patience_s`` at most. If ``accepts_joiners``, newcomers can join on its host. ``attempt`` counts its requests.
     ``certificate`` are the names in its certificate, if names are compared.
     """
 
     host: str
     port: int
     patience_s: float = 0.0
-    has_door: bool = False
+    accepts_joiners: bool = False
     attempt: int = 0
     certificate: str | None = None
 

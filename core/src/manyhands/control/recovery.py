@@ -54,7 +54,9 @@ class Recovery:
         self.reformed: set[int] = set()
         self.cut: Verdict | None = None
 
-    def shrink(self, address: Address, deadline: Deadline, *, has_door: bool = False, certificate: str | None = None) -> Shrunk:
+    def shrink(
+        self, address: Address, deadline: Deadline, *, accepts_joiners: bool = False, certificate: str | None = None
+    ) -> Shrunk:
         """Ask to continue with the other survivors, and wait until all of them ask. The first of them waits for the others at its address.
 
         ``certificate`` holds the names in this rank's certificate.
@@ -69,7 +71,7 @@ class Recovery:
         with self._changed:
             self._shrunk = None
             self._attempts += 1
-            self._shrink = Shrink(*address, deadline.remaining() / 2, has_door, self._attempts, certificate)
+            self._shrink = Shrink(*address, deadline.remaining() / 2, accepts_joiners, self._attempts, certificate)
             self._giving_up.pop("", None)
             self._post(self._shrink)
         shrunk = self._await_answer(lambda: self._shrunk, deadline, GiveUp(deadline.timeout_s, attempt=self._attempts))

@@ -76,7 +76,7 @@ class SocketControl(Control):
 
     Attributes
     ----------
-    reserve
+    standby_store
         The standby store of this rank; None unless this rank is the standby.
 
     Raises
@@ -101,7 +101,7 @@ class SocketControl(Control):
         sock = dial_patiently(address, credentials, hello, join.rank, deadline, cancelled)
         loop.own(sock)  # at once: nobody closes a control that fails before it is made
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
-        self.reserve: StandbyStore | None = None
+        self.standby_store: StandbyStore | None = None
         self._loop = loop
         self._liveness = liveness
         self._join = join
@@ -182,7 +182,7 @@ class SocketControl(Control):
     # What the standby's part in this process uses
 
     def stand_by(self, address: Address) -> None:
-        """Say that this rank is ready to take over by its `reserve`, and where it listens for the others."""
+        """Say that this rank is ready to take over by its `standby_store`, and where it listens for the others."""
         self._post(Standby(*address))
 
     def on_prepare(self, callback: Callable[[Prepare | Successor], None]) -> None:
@@ -258,9 +258,9 @@ class SocketControl(Control):
             for wire in (self._store, self._standby, *self._old):
                 if wire is not None:
                     wire.send(encode(mine))
-        reserve = self.reserve
-        if reserve is not None:  # it ends before it would hear this
-            self._loop.call(lambda: reserve.went_on(mine.ranks))
+        standby = self.standby_store
+        if standby is not None:  # it ends before it would hear this
+            self._loop.call(lambda: standby.went_on(mine.ranks))
 
     def close(self) -> None:
         """Close the connections."""
@@ -285,7 +285,7 @@ class SocketControl(Control):
                 self.fail(Verdict("protocol", text, wire.rank))
             return
         if isinstance(message, Decided):  # also from a store that was stopped while the others continued without it
-            verdict = message.verdict if self.reserve is None else self.reserve.agree(message.verdict)
+            verdict = message.verdict if self.standby_store is None else self.standby_store.agree(message.verdict)
             wire.send(encode(Agreed(verdict)))
             return
         if isinstance(message, JobReformed):
@@ -363,8 +363,8 @@ class SocketControl(Control):
                 self._later(timing.ORPHAN_S, Event.STANDBY_SILENT)
             elif action is Action.AWAIT:
                 self._later(timing.COMING_S, Event.STANDBY_LATE)
-            elif action is Action.RELAY and self.reserve is not None:
-                self.reserve.all_have_left()
+            elif action is Action.RELAY and self.standby_store is not None:
+                self.standby_store.all_have_left()
             return action
 
     def _finish(self, action: Action) -> None:

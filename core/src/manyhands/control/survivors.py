@@ -2,7 +2,7 @@
 
 Both wait for all survivors, and for no other rank. So a death ends a wait instead of prolonging it, and all get the same answer.
 
-If the launcher starts replacements, those that wait in the lobby continue with the survivors. A newcomer gets a number behind those of the job that
+If the launcher starts replacements, the joiners continue with the survivors. A newcomer gets a number behind those of the job that
 has failed. Once admitted it counts as a survivor: if the others ask again, it must, too.
 """
 
@@ -81,8 +81,8 @@ class ShrinkRequests:
         Returns the survivors.
     call_later
         Calls a function after a number of seconds.
-    lobby
-        The place where newcomers wait; None if none can come.
+    joiners
+        Where newcomers wait; None if none can come.
     first
         The number of the first newcomer.
     objection
@@ -95,7 +95,7 @@ class ShrinkRequests:
         tell_all: Callable[[FromStore], None],
         left: Callable[[], Survivors],
         call_later: Callable[[float, Callable[[], None]], None],
-        lobby: Joiners | None,
+        joiners: Joiners | None,
         first: int,
         objection: Callable[[Join], str],
     ) -> None:
@@ -103,7 +103,7 @@ class ShrinkRequests:
         self._tell_all = tell_all
         self._left = left
         self._call_later = call_later
-        self._lobby = lobby
+        self._joiners = joiners
         self._first = self._next = first
         self._objection = objection
         self._asking: dict[int, Shrink] = {}
@@ -169,8 +169,8 @@ class ShrinkRequests:
     def shrink(self, rank: int, message: Shrink) -> None:
         """Take in that a rank asks to continue."""
         self._asking[rank] = message
-        if self._lobby is not None:
-            self._lobby.open(self._admit, self._hear, self._lose)
+        if self._joiners is not None:
+            self._joiners.open(self._admit, self._hear, self._lose)
         self._check_shrink()
 
     def _check_shrink(self) -> None:
@@ -181,10 +181,10 @@ class ShrinkRequests:
         problem = self._refusal(left, "shrink")
         if problem is not None:
             self._answer_all(Shrunk([], "", 0, problem))
-        elif self._lobby is None:
+        elif self._joiners is None:
             self._continue(ranks)
         else:
-            self._continue_with_newcomers(ranks, left, self._lobby)
+            self._continue_with_newcomers(ranks, left, self._joiners)
 
     def went_on(self, ranks: Collection[int]) -> None:
         """Take in that ranks are in the next job. The others have missed it, and all learn so, since the store may end with those ranks."""
@@ -197,7 +197,7 @@ class ShrinkRequests:
 
     def _continue(self, ranks: list[int]) -> None:
         ranks = sorted(
-            ranks, key=lambda rank: not self._asking[rank].has_door
+            ranks, key=lambda rank: not self._asking[rank].accepts_joiners
         )  # the first gets the store, which lets others in
         first = self._asking[ranks[0]]
         self._answer_all(Shrunk(ranks, first.host, first.port, certificate=first.certificate))
@@ -206,27 +206,27 @@ class ShrinkRequests:
         asked, self._asking = self._asking, {}
         left = self._left().ranks
         self._waited_s = 0.0
-        if self._lobby is not None:
+        if self._joiners is not None:
             self._admitted.update(rank for rank in message.ranks if rank in self._waiting)
             self._waiting.clear()
-            self._lobby.close(self._admitted.__contains__)
+            self._joiners.close(self._admitted.__contains__)
         for rank, question in sorted(asked.items()):
             answer = msgspec.structs.replace(message, attempt=question.attempt)
             if rank in left:
                 self._send(rank, answer)
-            elif rank in self._admitted and self._lobby is not None:
-                self._lobby.send(rank, msgspec.structs.replace(answer, you=rank))
+            elif rank in self._admitted and self._joiners is not None:
+                self._joiners.send(rank, msgspec.structs.replace(answer, you=rank))
 
     # Newcomers
 
-    def _continue_with_newcomers(self, ranks: list[int], left: Survivors, lobby: Joiners) -> None:
+    def _continue_with_newcomers(self, ranks: list[int], left: Survivors, joiners: Joiners) -> None:
         """Let the survivors continue once as many newcomers have come as the launcher starts."""
-        roster = lobby.roster()
+        roster = joiners.roster()
         waiting = sorted(rank for rank in self._waiting if rank in self._asking)
         wanted = min(roster.running - left.departed, roster.most)
         patience_s = min(self._asking[rank].patience_s for rank in left.ranks)
         if roster.hosts > 1:  # this host does not know what others start; later newcomers are let in later
-            wanted, patience_s = roster.most - left.departed, min(patience_s, timing.FAR_S if lobby.is_here else 0.0)
+            wanted, patience_s = roster.most - left.departed, min(patience_s, timing.FAR_S if joiners.is_here else 0.0)
         if len(ranks) + len(waiting) < wanted and self._waited_s < patience_s:
             if not self._is_looking:
                 self._is_looking = True
@@ -234,7 +234,7 @@ class ShrinkRequests:
             return
         ranks += waiting[: max(0, roster.most - len(ranks))]
         # A rank with the join address gets the store of the next job, which waits for newcomers before it counts the ranks.
-        if len(ranks) >= roster.fewest or (not lobby.is_here and any(self._asking[rank].has_door for rank in ranks)):
+        if len(ranks) >= roster.fewest or (not joiners.is_here and any(self._asking[rank].accepts_joiners for rank in ranks)):
             self._continue(ranks)
             return
         text = (
@@ -276,8 +276,8 @@ class ShrinkRequests:
     def tell_newcomers(self, message: Gone | JobReformed) -> None:
         """Tell the admitted newcomers which survivors have ended, or are in the next job."""
         for number in sorted(self._admitted):
-            if self._lobby is not None:
-                self._lobby.send(number, message)
+            if self._joiners is not None:
+                self._joiners.send(number, message)
 
     # To wait no longer
 

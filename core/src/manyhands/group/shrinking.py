@@ -162,10 +162,12 @@ class _Shrinking(msgspec.Struct, frozen=True):
 
     def ask(self, address: Address) -> Shrunk:
         meeting = self.old.meeting
-        has_door = meeting is not None and meeting.join_address is not None and meeting.join_address.is_here
+        accepts_joiners = meeting is not None and meeting.join_address is not None and meeting.join_address.is_here
         tls = None if meeting is None else meeting.credentials.tls
         certificate = None if tls is None else tls.names
-        shrunk = self.old.control.recovery.shrink(address, self.deadline, has_door=has_door, certificate=certificate)
+        shrunk = self.old.control.recovery.shrink(
+            address, self.deadline, accepts_joiners=accepts_joiners, certificate=certificate
+        )
         if shrunk.you >= 0:
             self.old.rank = self.old.control.rank = shrunk.you
         return shrunk

@@ -36,7 +36,7 @@ class Helper(Protocol):
     ident: int | None
 
 
-_bystanders: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_idle_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _blocked: set[int] = set()
 _helpers: set[Helper] = set()
 _move = object()
@@ -54,7 +54,7 @@ def last_move() -> object:
 
 def stands_by(thread: threading.Thread) -> None:
     """Take note that a thread is another rank's own, or only waits for threads that are."""
-    _bystanders.add(thread)
+    _idle_threads.add(thread)
 
 
 def begin_to_help(helper: Helper) -> None:
@@ -142,7 +142,7 @@ def nobody_else(home: threading.Thread, since: object | None = None) -> bool:
         thread.ident == me
         or thread.ident in _blocked
         or thread.name.startswith("manyhands")
-        or (thread is not home and thread in _bystanders)
+        or (thread is not home and thread in _idle_threads)
         for thread in known
     )
     return helpers and threads and _move is before
