@@ -20,11 +20,11 @@ def test_ranks_are_welcome_once_all_have_come() -> None:
         assert job.join(rank) is None
     assert job.store.missing() == [1]
     assert not job.store.complete
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
     job.join(1)
     assert job.store.missing() == []
     assert job.store.complete
-    assert job.told == {rank: [Welcome(b"key", [0, 1, 2], [None] * 3)] for rank in range(3)}
+    assert job.sent == {rank: [Welcome(b"key", [0, 1, 2], [None] * 3)] for rank in range(3)}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_hosts_are_told_as_numbers_that_ranks_of_one_host_share(names: str, host
     job = Job(joined=False)
     for rank in (2, 0, 1):
         job.join(rank, host=names[rank])
-    assert job.told == {rank: [Welcome(b"key", hosts, [None] * 3)] for rank in range(3)}
+    assert job.sent == {rank: [Welcome(b"key", hosts, [None] * 3)] for rank in range(3)}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_rank_that_does_not_fit_ends_the_meeting(changes: dict[str, Any], word
     assert verdict is not None
     assert verdict.kind == "rendezvous"
     assert verdict.text.startswith(words)
-    assert job.told[0] == [verdict]
+    assert job.sent[0] == [verdict]
     assert job.join(2) == verdict  # whoever comes later learns it, too
 
 
@@ -68,8 +68,8 @@ def test_a_rank_beyond_the_world_is_refused_alone(changes: dict[str, Any]) -> No
     assert refused is not None
     assert (refused.kind, refused.peer) == ("rendezvous", None)  # a number that the process itself would not take for a rank
     assert refused.text.startswith(who)
-    assert (len(job.told[0]), job.join(1), job.join(2)) == (0, None, None)
-    assert [type(each) for each in job.told[0]] == [Welcome]
+    assert (len(job.sent[0]), job.join(1), job.join(2)) == (0, None, None)
+    assert [type(each) for each in job.sent[0]] == [Welcome]
 
 
 def test_who_was_refused_is_named_when_the_ranks_do_not_meet_in_time() -> None:
@@ -89,7 +89,7 @@ def test_a_connection_that_ends_is_a_lost_rank() -> None:
     verdict = job.the_verdict(but=(1,))
     assert (verdict.kind, verdict.peer) == ("lost", 1)
     assert verdict.text == "rank 1 was lost: its process 101 on host1 died, or was cut off (reset)"
-    assert job.told[1] == []
+    assert job.sent[1] == []
 
 
 def test_a_rank_may_be_lost_while_the_others_still_come() -> None:
@@ -104,10 +104,10 @@ def test_all_are_told_when_all_have_left() -> None:
     job = Job()
     for rank in (2, 0):
         job.store.handle(rank, Leave(progress()))
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
     assert not job.store.finished
     job.store.handle(1, Leave(progress()))
-    assert job.told == {rank: [Farewell()] for rank in range(3)}
+    assert job.sent == {rank: [Farewell()] for rank in range(3)}
     assert job.store.finished
     job.store.lost(1, "closed")
     assert job.store.verdict is None
@@ -123,7 +123,7 @@ def test_a_message_that_was_never_received_is_told_to_all_when_all_have_left(ord
     verdict = job.the_verdict()
     assert verdict.kind == "mismatch"
     assert "rank 0 sent 2 array(s) to rank 1, which received 1" in verdict.text
-    assert [message for heard in job.told.values() for message in heard if isinstance(message, Farewell)] == []
+    assert [message for heard in job.sent.values() for message in heard if isinstance(message, Farewell)] == []
 
 
 def test_messages_that_were_all_received_are_no_obstacle_to_the_farewell() -> None:
@@ -131,13 +131,13 @@ def test_messages_that_were_all_received_are_no_obstacle_to_the_farewell() -> No
     job.store.handle(0, Leave(talked({1: 2, 2: 0}, {1: 1})))
     job.store.handle(1, Leave(talked({0: 1}, {0: 2})))
     job.store.handle(2, Leave(talked({}, {0: 0})))
-    assert job.told == {rank: [Farewell()] for rank in range(3)}
+    assert job.sent == {rank: [Farewell()] for rank in range(3)}
 
 
 def test_ranks_that_wait_in_a_circle_are_a_deadlock_told_with_what_each_did() -> None:
     job = Job()
     for rank in range(3):
-        assert job.told[rank] == []
+        assert job.sent[rank] == []
         job.store.handle(rank, recv((rank + 1) % 3))
     for rank in range(3):
         job.answer(rank, f"in call {rank}", entered=False)
@@ -152,7 +152,7 @@ def test_a_circle_that_another_thread_may_break_is_waited_out() -> None:
     for rank in range(2):
         job.store.handle(rank, recv(1 - rank, quiet=rank == 1))
     job.pass_time(10)
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
 
 
 def test_a_rank_with_another_call_that_may_yet_end_is_waited_out() -> None:
@@ -160,9 +160,9 @@ def test_a_rank_with_another_call_that_may_yet_end_is_waited_out() -> None:
     waits = [recv(1).wait, recv(2).wait]
     job.store.handle(0, Stalled(waits[0], waits, talked({}, {1: 1, 2: 1}), True))
     job.store.handle(1, recv(0))
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
     job.store.handle(2, recv(1))
-    assert [len(heard) for heard in job.told.values()] == [1, 1, 1]
+    assert [len(heard) for heard in job.sent.values()] == [1, 1, 1]
 
 
 def test_who_leaves_and_goes_is_not_lost() -> None:
@@ -172,7 +172,7 @@ def test_who_leaves_and_goes_is_not_lost() -> None:
     assert job.store.verdict is None
     job.store.handle(0, Leave(progress()))
     job.store.handle(2, Leave(progress()))
-    assert job.told == {0: [Farewell()], 1: [], 2: [Farewell()]}
+    assert job.sent == {0: [Farewell()], 1: [], 2: [Farewell()]}
 
 
 def test_the_first_cause_wins() -> None:
@@ -184,7 +184,7 @@ def test_the_first_cause_wins() -> None:
     job.store.fail(Verdict("internal", "a bug"))
     job.pass_time(10)
     assert job.the_verdict(but=(1, 2)).peer == 1
-    assert [message for message in job.told[0] if isinstance(message, Question)] == []
+    assert [message for message in job.sent[0] if isinstance(message, Question)] == []
 
 
 def test_an_abort_is_decided_at_once() -> None:
@@ -214,7 +214,7 @@ def test_a_broken_data_connection_counts_when_nothing_else_happens() -> None:
 def test_a_mismatch_is_told_with_what_each_rank_did() -> None:
     job = Job(5)
     job.store.handle(3, Report("mismatch", "the ranks did not make the same call:", 0, "all_reduce", 0, 7))
-    assert all(heard == [Question(1, 0, 7)] for heard in job.told.values())
+    assert all(heard == [Question(1, 0, 7)] for heard in job.sent.values())
     for rank, text in enumerate(["barrier() #7", "all_reduce() #7", "all_reduce() #7", "barrier() #7", "all_reduce() #7"]):
         assert job.store.verdict is None
         job.answer(rank, text)
@@ -303,7 +303,7 @@ def test_a_missed_deadline_names_nobody_where_who_was_late_cannot_be_told(sent_m
     if sent_meanwhile:  # what it waited for has come, so that it waits no more
         del waiting[1]
     for rank in (2, 1, 0):
-        question = next(message for message in job.told[rank] if isinstance(message, Question))
+        question = next(message for message in job.sent[rank] if isinstance(message, Question))
         waits = waiting[rank].waits if rank in waiting else []
         come = talked(sent_meanwhile if rank == 1 else {}, {1 - rank: 1} if rank in waiting else {})
         job.store.handle(rank, messages.Testimony(question.inquest, False, "in a call", 0, waits, come))
@@ -345,7 +345,7 @@ def test_several_reports_of_one_mismatch_make_one_inquest() -> None:
     job = Job()
     for rank in range(3):
         job.store.handle(rank, Report("mismatch", f"rank {rank} says:", 0, "barrier", 0, 0))
-    assert all(len(heard) == 1 for heard in job.told.values())
+    assert all(len(heard) == 1 for heard in job.sent.values())
     for rank in range(3):
         job.answer(rank, f"call {rank}")
     assert job.the_verdict().text.startswith("rank 0 says:")
@@ -355,7 +355,7 @@ def test_two_ranks_that_wait_in_one_place_with_different_calls_are_a_mismatch() 
     job = Job()
     job.store.handle(0, stalled(4, b"one"))
     job.store.handle(1, stalled(4, b"one"))
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
     job.store.handle(2, stalled(4, b"two", operation="all_reduce"))
     for rank in range(3):
         job.answer(rank, f"call of {rank}")
@@ -413,7 +413,7 @@ def test_after_a_failure_nobody_is_told_that_all_went_well() -> None:
     job.store.handle(1, Leave(progress()))
     job.store.lost(2, "killed")
     job.store.lost(1, "closed")
-    assert [message for message in job.told[0] if isinstance(message, Farewell)] == []
+    assert [message for message in job.sent[0] if isinstance(message, Farewell)] == []
     assert job.the_verdict(but=(2,)).peer == 2
 
 

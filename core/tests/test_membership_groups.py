@@ -32,31 +32,31 @@ def test_cards_are_traded_when_all_are_there() -> None:
     job = Job()
     for rank in (1, 2):
         job.store.handle(rank, Exchange("tcp", card(rank), ALL))
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
     job.store.handle(0, Exchange("tcp", card(0), ALL))
     cards = Cards("tcp", [card(0), card(1), card(2)], 1)
-    assert job.told == {rank: [cards] for rank in range(3)}
+    assert job.sent == {rank: [cards] for rank in range(3)}
     job.store.handle(0, Exchange("tcp", b"again", ALL))
-    assert job.told[0] == [cards]
+    assert job.sent[0] == [cards]
 
 
 @pytest.mark.parametrize("members", [[0, 2], [2, 0]])
 def test_cards_are_traded_among_the_members_in_their_order(members: list[int]) -> None:
     job = Job()
     for rank in (0, 2):
-        assert job.told == {0: [], 1: [], 2: []}
+        assert job.sent == {0: [], 1: [], 2: []}
         job.store.handle(rank, Exchange("pair", card(rank), members))
     cards = Cards("pair", [card(rank) for rank in members], 1)
-    assert job.told == {0: [cards], 1: [], 2: [cards]}
+    assert job.sent == {0: [cards], 1: [], 2: [cards]}
 
 
 def test_exchanges_of_different_names_do_not_mix() -> None:
     job = Job()
     job.store.handle(0, Exchange("one", b"0 of one", [0, 1]))
     job.store.handle(1, Exchange("other", b"1 of other", [0, 1]))
-    assert job.told[0] == []
+    assert job.sent[0] == []
     job.store.handle(0, Exchange("other", b"0 of other", [0, 1]))
-    assert job.told[0] == job.told[1] == [Cards("other", [b"0 of other", b"1 of other"], 1)]
+    assert job.sent[0] == job.sent[1] == [Cards("other", [b"0 of other", b"1 of other"], 1)]
 
 
 def test_each_exchange_gets_as_many_numbers_as_members_and_none_twice() -> None:
@@ -65,7 +65,7 @@ def test_each_exchange_gets_as_many_numbers_as_members_and_none_twice() -> None:
     for name, members in [("a", [0, 1, 2]), ("b", [1]), ("c", [2, 0]), ("a", [0, 1, 2])]:
         for rank in members:
             job.store.handle(rank, Exchange(name, b"", members))
-        told = job.told[members[0]][-1]
+        told = job.sent[members[0]][-1]
         assert isinstance(told, Cards)
         numbers += range(told.number, told.number + len(members))
     assert len(numbers) == len(set(numbers)) == 9
@@ -94,7 +94,7 @@ def test_an_exchange_of_others_does_not_need_who_has_left() -> None:
     job.store.handle(2, Leave(progress()))
     job.store.handle(1, Exchange("pair", card(1), [0, 1]))
     assert job.store.verdict is None
-    assert job.told[0] == [Cards("pair", [card(0), card(1)], 1)]
+    assert job.sent[0] == [Cards("pair", [card(0), card(1)], 1)]
 
 
 def test_who_has_left_may_have_given_its_card() -> None:
@@ -127,7 +127,7 @@ def test_an_exchange_does_not_wait_for_who_has_given_its_card() -> None:
         job.store.handle(rank, Exchange("split #1", b"", ALL))
     job.store.handle(0, meeting("split #1", ALL, 0))
     job.store.handle(1, recv(0))
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
 
 
 def test_the_report_of_an_exchange_that_has_ended_proves_nothing() -> None:
@@ -137,7 +137,7 @@ def test_the_report_of_an_exchange_that_has_ended_proves_nothing() -> None:
     job.store.handle(1, Exchange("pair", b"", [0, 1]))
     job.store.handle(1, recv(0))
     assert job.store.verdict is None
-    assert not [message for message in job.told[0] if isinstance(message, Question)]
+    assert not [message for message in job.sent[0] if isinstance(message, Question)]
 
 
 def agreeing(digest: bytes, rank: int) -> Stalled:
@@ -176,18 +176,18 @@ def leave_group(job: Job, rank: int, members: list[int], progress: Progress | No
 def test_members_are_told_when_all_of_them_have_left_a_group() -> None:
     job = Job()
     leave_group(job, 2, [2, 0])
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
     leave_group(job, 0, [2, 0])
-    assert job.told == {0: [Disbanded(7)], 1: [], 2: [Disbanded(7)]}
+    assert job.sent == {0: [Disbanded(7)], 1: [], 2: [Disbanded(7)]}
 
 
 def test_groups_are_left_each_by_itself() -> None:
     job = Job()
     for group, rank in [(7, 0), (8, 1)]:
         job.store.handle(rank, LeaveGroup(group, [0, 1], Progress({}, {}, {})))
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
     job.store.handle(1, LeaveGroup(7, [0, 1], Progress({}, {}, {})))
-    assert job.told == {0: [Disbanded(7)], 1: [Disbanded(7)], 2: []}
+    assert job.sent == {0: [Disbanded(7)], 1: [Disbanded(7)], 2: []}
 
 
 @pytest.mark.parametrize("order", [(0, 2), (2, 0)])
@@ -199,14 +199,14 @@ def test_a_message_of_a_group_that_was_never_received_is_told_to_all_when_its_me
         leave_group(job, rank, [0, 2], counts[rank])
     assert job.the_verdict().kind == "mismatch"
     assert "rank 0 sent 3 array(s) to rank 2, which received 2" in job.the_verdict().text
-    assert not [message for message in job.told[0] if isinstance(message, Disbanded)]
+    assert not [message for message in job.sent[0] if isinstance(message, Disbanded)]
 
 
 def test_messages_of_a_group_that_were_all_received_are_no_obstacle() -> None:
     job = Job()
     leave_group(job, 0, [0, 2], Progress({}, {15: {2: 3}}, {15: {2: 1}}))
     leave_group(job, 2, [0, 2], Progress({}, {15: {0: 1}}, {15: {0: 3}}))
-    assert job.told == {0: [Disbanded(7)], 1: [], 2: [Disbanded(7)]}
+    assert job.sent == {0: [Disbanded(7)], 1: [], 2: [Disbanded(7)]}
 
 
 def test_a_group_that_was_left_by_some_is_no_obstacle_to_the_farewell() -> None:
@@ -215,7 +215,7 @@ def test_a_group_that_was_left_by_some_is_no_obstacle_to_the_farewell() -> None:
     counts = {0: Progress({}, {15: {2: 3}}, {}), 1: progress(), 2: Progress({}, {}, {15: {0: 3}})}
     for rank in range(3):
         job.store.handle(rank, Leave(counts[rank]))
-    assert job.told == {rank: [Farewell()] for rank in range(3)}
+    assert job.sent == {rank: [Farewell()] for rank in range(3)}
 
 
 def in_group(sequence: int = 0) -> Stalled:
@@ -231,7 +231,7 @@ def test_a_wait_in_a_group_that_all_have_left_since_is_over() -> None:
         leave_group(job, rank, [0, 1], Progress({14: 1}, {}, {}))
     for rank in range(3):
         job.store.handle(rank, Leave(Progress({}, {}, {})))
-    assert job.told == {0: [Disbanded(7), Farewell()], 1: [Disbanded(7), Farewell()], 2: [Farewell()]}
+    assert job.sent == {0: [Disbanded(7), Farewell()], 1: [Disbanded(7), Farewell()], 2: [Farewell()]}
 
 
 def test_a_report_of_a_wait_in_a_group_that_all_have_left_since_is_no_part_of_a_circle() -> None:
@@ -241,7 +241,7 @@ def test_a_report_of_a_wait_in_a_group_that_all_have_left_since_is_no_part_of_a_
     for rank in (0, 1):
         leave_group(job, rank, [0, 1])
     job.store.handle(1, recv(0))
-    assert not [message for message in job.told[0] if isinstance(message, Question)]
+    assert not [message for message in job.sent[0] if isinstance(message, Question)]
 
 
 def test_a_late_report_that_names_a_wait_in_a_disbanded_group_is_no_part_of_a_circle() -> None:
@@ -252,7 +252,7 @@ def test_a_late_report_that_names_a_wait_in_a_disbanded_group_is_no_part_of_a_ci
     waits = [recv(1).wait, in_group().wait]
     job.store.handle(0, Stalled(waits[0], waits, talked({}, {1: 1}), True))
     job.store.handle(1, recv(0))
-    assert not [message for message in job.told[0] if isinstance(message, Question)]
+    assert not [message for message in job.sent[0] if isinstance(message, Question)]
 
 
 def test_leaving_a_group_is_not_leaving_the_job() -> None:
@@ -271,13 +271,13 @@ def test_who_has_gone_is_told_nothing_of_a_group() -> None:
     job.store.handle(0, Leave(progress()))
     job.store.lost(0, "closed")
     leave_group(job, 1, [0, 1])
-    assert job.told == {0: [], 1: [Disbanded(7)], 2: []}
+    assert job.sent == {0: [], 1: [Disbanded(7)], 2: []}
 
 
 def test_an_inquest_about_a_group_asks_its_members_alone() -> None:
     job = Job(4)
     job.store.handle(1, Report("mismatch", "different:", 3, "barrier", 14, 2, [3, 1]))
-    assert job.told == {0: [], 1: [Question(1, 14, 2)], 2: [], 3: [Question(1, 14, 2)]}
+    assert job.sent == {0: [], 1: [Question(1, 14, 2)], 2: [], 3: [Question(1, 14, 2)]}
     job.answer(1, "barrier() #2 of group 7")
     assert job.store.verdict is None
     job.answer(3, "all_reduce() #2 of group 7")
@@ -302,7 +302,7 @@ def test_two_members_that_wait_in_one_place_with_different_calls_are_asked_and_n
     job.store.handle(0, in_group())
     wait = Wait(14, 0, "all_reduce", b"another", [0], [], [0, 1])
     job.store.handle(1, alone(wait, Progress({14: 1}, {}, {})))
-    assert job.told == {0: [Question(1, 14, 0)], 1: [Question(1, 14, 0)], 2: []}
+    assert job.sent == {0: [Question(1, 14, 0)], 1: [Question(1, 14, 0)], 2: []}
 
 
 def test_who_leaves_waited_for_in_a_group_by_others_than_its_members_is_no_concern() -> None:
@@ -322,7 +322,7 @@ def test_a_rank_that_leaves_the_job_before_the_others_have_left_its_group_has_st
     job.store.handle(0, Leave(Progress({}, {15: {1: 1}}, {})))
     job.store.handle(1, LeaveGroup(7, [0, 1], received))
     job.store.handle(1, Leave(Progress({}, {}, {})))
-    assert job.told == {0: [Disbanded(7), Farewell()], 1: [Disbanded(7), Farewell()]}
+    assert job.sent == {0: [Disbanded(7), Farewell()], 1: [Disbanded(7), Farewell()]}
 
 
 @pytest.mark.parametrize("leaves_first", [True, False])

@@ -24,7 +24,7 @@ NOTHING = Progress({}, {}, {})
 
 def answers(job: Job) -> dict[int, list[Shrunk]]:
     """Return what each rank was told of those that are left."""
-    return {rank: heard for rank in job.told if (heard := [each for each in job.told[rank] if isinstance(each, Shrunk)])}
+    return {rank: heard for rank in job.sent if (heard := [each for each in job.sent[rank] if isinstance(each, Shrunk)])}
 
 
 def test_the_survivors_are_told_once_all_of_them_have_asked() -> None:
@@ -55,7 +55,7 @@ def test_nobody_goes_on_beside_those_that_are_in_the_next_job_and_all_are_told()
     job.store.handle(1, JobReformed([1]))
     job.store.lost(1, "it has given the old job back")
     job.store.handle(2, Shrink("host", 0))
-    assert [rank for rank in (1, 2, 3) if JobReformed([1]) in job.told[rank]] == [1, 2, 3]
+    assert [rank for rank in (1, 2, 3) if JobReformed([1]) in job.sent[rank]] == [1, 2, 3]
     (told,), (other,) = answers(job)[2], answers(job)[3]
     assert told == other
     assert told.problem is not None
@@ -107,7 +107,7 @@ def test_of_two_parts_that_cannot_see_each_other_only_the_larger_one_goes_on(
     left = list(range(1 + vanished, 5))
     for rank in left:
         job.store.handle(rank, Shrink("host", rank))
-    told = [message for message in job.told[4] if isinstance(message, Shrunk)]
+    told = [message for message in job.sent[4] if isinstance(message, Shrunk)]
     assert [message.ranks for message in told] == [left if goes_on else []]
     if not goes_on:
         assert told[0].problem is not None
@@ -178,7 +178,7 @@ def test_a_rank_that_will_not_come_ends_the_meeting_unless_it_has_come() -> None
 
 
 def agreements(job: Job, rank: int) -> list[Agreement]:
-    return [message for message in job.told[rank] if isinstance(message, Agreement)]
+    return [message for message in job.sent[rank] if isinstance(message, Agreement)]
 
 
 def test_what_a_store_has_told_one_rank_of_an_agreement_holds_where_another_one_takes_over() -> None:
@@ -217,7 +217,7 @@ def test_who_has_not_come_yet_is_not_told_of_those_that_end() -> None:
     job = Job(4, joined=False)
     for rank in (0, 1, 2):
         job.join(rank)
-    job.told.pop(3)  # to which nothing could be sent
+    job.sent.pop(3)  # to which nothing could be sent
     job.store.lost(2, "it ended")
     job.store.lost(1, "it ended, too")
-    assert [message for message in job.told[0] if isinstance(message, Gone)] == [Gone(2, "it ended"), Gone(1, "it ended, too")]
+    assert [message for message in job.sent[0] if isinstance(message, Gone)] == [Gone(2, "it ended"), Gone(1, "it ended, too")]

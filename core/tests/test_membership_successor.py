@@ -32,7 +32,7 @@ def with_successor(hosts: str = "aaa") -> tuple[Job, Membership]:
 
 def heard(job: Job, kind: type[FromStore]) -> dict[int, list[FromStore]]:
     """Return what of a kind each rank was told."""
-    found = {rank: [message for message in told if isinstance(message, kind)] for rank, told in job.told.items()}
+    found = {rank: [message for message in told if isinstance(message, kind)] for rank, told in job.sent.items()}
     return {rank: told for rank, told in found.items() if told}
 
 

@@ -158,7 +158,7 @@ def test_shrink_late_answer_does_not_end_the_next_attempt(stage: Stage, monkeypa
         job.store.handle(2, message)
     for rank in (0, 1):
         job.store.handle(rank, Shrink("other", rank))
-    answers = [message for message in job.told[2] if isinstance(message, Shrunk)]
+    answers = [message for message in job.sent[2] if isinstance(message, Shrunk)]
     assert [answer.ranks for answer in answers] == [[], [0, 1, 2]]
     for answer in answers:
         stage.store.say(answer)
@@ -189,7 +189,7 @@ def test_agree_given_up_ends_as_for_the_others(stage: Stage, monkeypatch: pytest
     if not have_come:
         for rank in (0, 1):
             job.store.handle(rank, Agree("agree #0", 2, members))
-    answers = [message for message in job.told[2] if isinstance(message, Agreement)]
+    answers = [message for message in job.sent[2] if isinstance(message, Agreement)]
     for number, answer in enumerate(answers):
         stage.store.say(answer)
         if not have_come and not number:  # which is of the first attempt, and does not end the second
@@ -244,7 +244,7 @@ def test_shrink_timeout_is_repeated_to_the_standby(stage: Stage, monkeypatch: py
     for message in (heard[0], heard[2]):
         assert message is not None
         job.store.handle(2, message)
-    successor.say(next(message for message in job.told[2] if isinstance(message, Shrunk)))
+    successor.say(next(message for message in job.sent[2] if isinstance(message, Shrunk)))
     asking.join(PATIENCE_S)
     assert isinstance(asking.told, DeadlineError)
     assert asking.told.peer == 1
@@ -349,7 +349,7 @@ def test_agree_answer_is_told_to_the_standby(stage: Stage) -> None:
 def test_went_on_tells_the_store_and_the_standby(stage: Stage) -> None:
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
-    stage.control.went_on()
+    stage.control.report_reformed()
     assert stage.store.heard.get(timeout=PATIENCE_S) == successor.heard.get(timeout=PATIENCE_S) == JobReformed([2])
     successor.connection.close()
 

@@ -1,4 +1,4 @@
-"""A membership for tests: a clock of its own, what it has told each rank, and the messages that ranks send."""
+"""A membership for tests: a clock of its own, what it has sent to each rank, and the messages that ranks send."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from manyhands.control.protocol import FromStore, Join, Progress, Question, Stal
 
 
 class Job:
-    """A membership with a clock of its own, and what it has told each rank."""
+    """A membership with a clock of its own, and what it has sent to each rank."""
 
     def __init__(self, world_size: int = 3, *, joined: bool = True) -> None:
-        self.told: dict[int, list[FromStore]] = {rank: [] for rank in range(world_size)}
+        self.sent: dict[int, list[FromStore]] = {rank: [] for rank in range(world_size)}
         self.now = 0.0
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self.store = Membership(world_size, b"key", self._send, self._later)
@@ -24,14 +24,14 @@ class Job:
             self.forget()
 
     def _send(self, rank: int, message: FromStore) -> None:
-        self.told[rank].append(message)
+        self.sent[rank].append(message)
 
     def _later(self, delay_s: float, function: Callable[[], None]) -> None:
         self._timers.append((self.now + delay_s, function))
 
     def forget(self) -> None:
-        """Forget what was told so far."""
-        for heard in self.told.values():
+        """Forget what was sent so far."""
+        for heard in self.sent.values():
             heard.clear()
 
     def pass_time(self, seconds: float) -> None:
@@ -57,11 +57,11 @@ class Job:
 
     def answer(self, rank: int, text: str, *, entered: bool = True) -> None:
         """Let a rank answer the last question that it was asked."""
-        question = next(message for message in reversed(self.told[rank]) if isinstance(message, Question))
+        question = next(message for message in reversed(self.sent[rank]) if isinstance(message, Question))
         self.store.handle(rank, messages.Testimony(question.inquest, entered, text))
 
     def verdicts(self) -> list[list[Verdict]]:
-        return [[message for message in heard if isinstance(message, Verdict)] for heard in self.told.values()]
+        return [[message for message in heard if isinstance(message, Verdict)] for heard in self.sent.values()]
 
     def the_verdict(self, *, but: tuple[int, ...] = ()) -> Verdict:
         """Return the one verdict that every rank was told, once."""

@@ -364,7 +364,7 @@ class Control(ABC):
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
-    def went_on(self) -> None:  # noqa: B027 - ranks that are threads cannot shrink
+    def report_reformed(self) -> None:  # noqa: B027 - ranks that are threads cannot shrink
         """Say that this rank is in the next job, to all that could let other ranks continue without it; never blocks."""
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:

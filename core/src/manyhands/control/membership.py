@@ -537,7 +537,7 @@ class Membership:
         self._call_later(timing.SUSPICION_S, lambda: self.fail(Verdict("failed", wording.unreported(rank), rank)))
 
     def _note_reformed(self, _: int, message: JobReformed) -> None:
-        self._recovery.went_on(message.ranks)
+        self._recovery.add_reformed(message.ranks)
 
     def _survivors(self) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in self._gone and rank not in self._left]

@@ -251,7 +251,7 @@ class SocketControl(Control):
                     self._standby.send(encode(message))
         self._store.send(encode(message), within_s=timing.LAST_WORDS_S if last_words else 0.0)
 
-    def went_on(self) -> None:
+    def report_reformed(self) -> None:
         """Say that this rank is in the next job; also to a store or standby that was stopped, and has been given up."""
         mine = JobReformed([self.rank])
         with self._changed:
@@ -260,7 +260,7 @@ class SocketControl(Control):
                     wire.send(encode(mine))
         standby = self.standby_store
         if standby is not None:  # it ends before it would hear this
-            self._loop.call(lambda: standby.went_on(mine.ranks))
+            self._loop.call(lambda: standby.add_reformed(mine.ranks))
 
     def close(self) -> None:
         """Close the connections."""

@@ -129,7 +129,7 @@ class StandbyStore(Server):
         self._left: dict[int, Progress] = {}
         self._gone: dict[int, tuple[str, bool]] = {}
         self._waiting: list[tuple[int, FromRank]] = []
-        self._gone_on: set[int] = set()
+        self._reformed: set[int] = set()
         self._verdict: Verdict | None = None
         self._membership: Membership | None = None
         self._then: list[Callable[[Membership], None]] = []
@@ -165,12 +165,12 @@ class StandbyStore(Server):
             for rank in sorted(self._seats):
                 self._send(rank, Farewell())
 
-    def went_on(self, ranks: Iterable[int]) -> None:
+    def add_reformed(self, ranks: Iterable[int]) -> None:
         """Take note of ranks that are in the next job, and tell the others; this rank may be one of them, and close this."""
         if self._membership is None:
-            is_first, self._gone_on = not self._gone_on, self._gone_on | {*ranks}
+            is_first, self._reformed = not self._reformed, self._reformed | {*ranks}
             for rank in sorted(self._seats) if is_first else ():  # one message is enough
-                self._send(rank, JobReformed(sorted(self._gone_on)))
+                self._send(rank, JobReformed(sorted(self._reformed)))
 
     def _close(self) -> None:
         self._state = _State.CLOSED
@@ -248,8 +248,8 @@ class StandbyStore(Server):
         # The store first: if it told no first cause, its own loss is that.
         gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
         membership.take_over(self._store, self._members, self._left, gone, self._verdict)
-        if self._gone_on:
-            membership.handle(self._rank, JobReformed(sorted(self._gone_on)))
+        if self._reformed:
+            membership.handle(self._rank, JobReformed(sorted(self._reformed)))
         for rank, message in self._waiting:
             if isinstance(message, GiveUp):  # the messages that it misses may be the next ones to be read
                 self._loop.call_later(timing.COMING_S, partial(membership.handle, rank, message))
@@ -296,7 +296,7 @@ class StandbyStore(Server):
         self._loop.call_later(timing.STORE_SAYS_S, lambda: self._late(rank, message))
 
     def _note_reformed(self, _: int, message: JobReformed) -> None:
-        self.went_on(message.ranks)
+        self.add_reformed(message.ranks)
 
     def _note_leave(self, rank: int, message: Leave) -> None:
         self._left[rank] = message.progress

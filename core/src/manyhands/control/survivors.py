@@ -186,7 +186,7 @@ class ShrinkRequests:
         else:
             self._continue_with_newcomers(ranks, left, self._joiners)
 
-    def went_on(self, ranks: Collection[int]) -> None:
+    def add_reformed(self, ranks: Collection[int]) -> None:
         """Take in that ranks are in the next job. The others have missed it, and all learn so, since the store may end with those ranks."""
         is_first, self._reformed = not self._reformed, self._reformed | {*ranks}
         if is_first:  # one message is enough
@@ -262,7 +262,7 @@ class ShrinkRequests:
         elif isinstance(message, GiveUp):
             self.give_up(number, message)
         elif isinstance(message, JobReformed):
-            self.went_on(message.ranks)
+            self.add_reformed(message.ranks)
 
     def _lose(self, number: int, reason: str) -> None:
         self._waiting.discard(number)

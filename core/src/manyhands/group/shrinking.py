@@ -116,7 +116,7 @@ def shrink(old: Job, setup: Setup, deadline: Deadline, timeout_s: float | None =
     except BaseException:
         old.release()
         raise
-    old.control.went_on()
+    old.control.report_reformed()
     old.release()
     return formed
 
