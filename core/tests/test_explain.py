@@ -62,7 +62,7 @@ def test_who_waits_is_told_once_with_line_and_duration_and_who_is_late_with_its_
     before, now = call("barrier", 0, 1.0, 2.0), call("all_reduce", 1, 7.5, dtype=FLOAT32, place="train.py:31")
     late = dump(1, [before], places=[Place(5, "MainThread", "load.py:8")])
     assert told(dump(0, [before, now]), late, dump(2, [before, now])) == [
-        "job abcd: 3 ranks, and all of them wrote what their flight recorders held",
+        "job abcd: 3 ranks, all with a flight recorder file",
         "Ranks 0, 2 are in all_reduce(float32) #1 at train.py:31, for 2.5 s, waiting for rank 1",
         "Rank 1 is in no call, at load.py:8; its last was barrier() #0, which ended 8.0 s before",
         "In the end all wait for rank 1",
@@ -75,7 +75,7 @@ def test_a_rank_without_a_file_is_named_and_waited_for(kind: str) -> None:
     running = call("all_reduce", 0, 9.99)
     lines = told(*(dump(rank, [running], reason="failed", verdict=verdict) for rank in (0, 1)))
     assert lines[1] == "The job failed: rank 2 was lost"
-    died = "Rank 2 wrote nothing: it died, as the others found"
+    died = "Rank 2 wrote nothing: it died, as other ranks reported"
     assert (lines[2] == died) == (kind == "lost")
     assert lines[2].startswith("Rank 2 wrote nothing: it ")
     assert lines[3:] == ["Ranks 0-1 are in all_reduce() #0, waiting for rank 2", "In the end all wait for rank 2"]
@@ -113,7 +113,7 @@ def test_another_order_is_told_apart_from_a_call_left_out() -> None:
     assert "  so rank 1 made the same calls as ranks 0, 2 in another order" in told(
         dump(0, here), dump(1, swapped), dump(2, here)
     )
-    assert "  so rank 1 left out barrier() #3, or ranks 0, 2 made it once too often" in told(
+    assert "  so rank 1 left out barrier() #3, or ranks 0, 2 made it one time too many" in told(
         dump(0, here), dump(1, short), dump(2, here)
     )
 
@@ -164,9 +164,9 @@ def test_calls_that_do_not_wait_for_all_tell_nothing_of_clocks() -> None:
         call("all_gather", 0, 1, 2, counts=(2, 0)),
     ):
         assert align(world(silent))[1] == (-10.0, math.inf), silent.what
-        assert "clocks of the day" in how_exact(world(silent))
+        assert "wall clocks are used" in how_exact(world(silent))
     assert align(world(call("barrier", 0, 1, 2)))[1] == (0.0, 1.0)
-    assert "wrong by 1000.0 ms at most" in how_exact(world(call("barrier", 0, 1, 2)))
+    assert "error of 1000.0 ms at most" in how_exact(world(call("barrier", 0, 1, 2)))
 
 
 def test_a_timeline_has_a_row_for_calls_that_overlap_and_times_on_one_clock() -> None:
@@ -191,9 +191,7 @@ def test_a_timeline_has_a_row_for_calls_that_overlap_and_times_on_one_clock() ->
     }
 
 
-def test_files_are_put_together_by_job_and_what_cannot_be_read_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_a_job_are_joined_and_unreadable_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def write(job: str, rank: int, time: float) -> None:
         data = msgspec.json.encode(dump(rank, [call("barrier", 0, 1, 2)], 1, job=job, time=time, reason="closed"))
         (tmp_path / f"{job}-rank-{rank}.json").write_bytes(data)
@@ -208,7 +206,7 @@ def test_files_are_put_together_by_job_and_what_cannot_be_read_is_told(
         main(["explain", str(tmp_path), "--trace", str(tmp_path / "trace")])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    assert out.startswith("job new: 1 rank, and")
+    assert out.startswith("job new: 1 rank, all with")
     assert "1 older job as well; see --job: old" in out
     assert json.loads((tmp_path / "trace").read_text())["traceEvents"]
 

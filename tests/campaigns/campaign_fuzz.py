@@ -96,7 +96,7 @@ def _from_rank(data: bytes) -> None:
     job.store.handle(1, message)
     job.pass_time(10)
     if [rank for rank in messages.ranks_in(message) if not 0 <= rank < 3]:
-        verdicts = [each for heard in job.told.values() for each in heard if isinstance(each, messages.Verdict)]
+        verdicts = [each for heard in job.sent.values() for each in heard if isinstance(each, messages.Verdict)]
         assert {(verdict.kind, verdict.peer) for verdict in verdicts} == {("protocol", 1)}
 
 

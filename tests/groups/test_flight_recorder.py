@@ -73,8 +73,8 @@ def test_survivors_write_and_say_who_died(nursery: Nursery, tmp_path: Path) -> N
         ranks.go()
         ranks.wait()
     lines = story(tmp_path)
-    assert lines[0].endswith("3 ranks, and 2 of them wrote what their flight recorders held")
-    assert lines[2] == "Rank 1 wrote nothing: it died, as the others found"
+    assert lines[0].endswith("3 ranks, 2 of them with a flight recorder file")
+    assert lines[2] == "Rank 1 wrote nothing: it died, as other ranks reported"
     assert lines[-1] == "In the end all wait for rank 1"
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json"]
 

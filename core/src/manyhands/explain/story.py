@@ -51,8 +51,8 @@ def _known(dump: Dump) -> _Rank:
 
 def _head(job: Job) -> str:
     count = len(job.dumps)
-    files = "all of them wrote" if count == job.world_size else f"{count} of them wrote"
-    return f"job {job.name}: {many(job.world_size, 'rank')}, and {files} what their flight recorders held"
+    files = "all" if count == job.world_size else f"{count} of them"
+    return f"job {job.name}: {many(job.world_size, 'rank')}, {files} with a flight recorder file"
 
 
 def _causes(job: Job) -> list[str]:
@@ -60,7 +60,7 @@ def _causes(job: Job) -> list[str]:
     lines = []
     for text, ranks in _alike(job.dumps, lambda dump: dump.verdict.text if dump.verdict else ""):
         if text:
-            who = "The job failed" if len(ranks) == len(job.dumps) else f"The job failed, as {show_ranks(ranks)} heard"
+            who = "The job failed" if len(ranks) == len(job.dumps) else f"The job failed, as {show_ranks(ranks)} learned"
             lines.append(f"{who}: {text}")
     if not lines and all(dump.reason == "closed" for dump in job.dumps.values()):
         lines.append("The job ended well" if not job.missing else "The job ended well on these ranks")
@@ -75,7 +75,7 @@ def _missing(job: Job) -> list[str]:
     dead = [rank for rank in missing if rank in _lost(job)]
     others = [rank for rank in missing if rank not in dead]
     if dead:
-        lines.append(f"{_Ranks(dead)} wrote nothing: {'it' if len(dead) == 1 else 'they'} died, as the others found")
+        lines.append(f"{_Ranks(dead)} wrote nothing: {'it' if len(dead) == 1 else 'they'} died, as other ranks reported")
     if others:
         it, was = ("it", "was") if len(others) == 1 else ("they", "were")
         lines.append(
@@ -220,7 +220,7 @@ def _order(ranks: Mapping[int, _Rank], channel: int, sequence: int, most: Sequen
     for who, whom, what in ((few, most, there), (most, few, here)):
         if digest(whom[0], sequence + 1) == what and what is not None:
             left_out = ranks[whom[0]].made[channel, sequence]
-            return [f"  so {show_ranks(who)} left out {_named(left_out)}, or {show_ranks(whom)} made it once too often"]
+            return [f"  so {show_ranks(who)} left out {_named(left_out)}, or {show_ranks(whom)} made it one time too many"]
     return []
 
 

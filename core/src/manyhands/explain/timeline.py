@@ -58,15 +58,15 @@ def _lanes(calls: Iterable[Call], now: float) -> Iterable[tuple[Call, int]]:
 
 
 def how_exact(dumps: Mapping[int, Dump]) -> str:
-    """Say how well the clocks of the ranks are put together."""
+    """Say how well the clocks of the ranks are aligned."""
     offsets = align(dumps)
     worst = max(offsets.values(), key=lambda offset: offset.error)
     if worst.error == 0.0:
         return "all ranks share a clock"
     if worst.error == float("inf"):
         lost = [rank for rank, offset in offsets.items() if offset.error == float("inf")]
-        return f"no call shows how the clocks of rank {lost[0]} and rank {min(dumps)} differ: the clocks of the day of their hosts are used"
-    return f"the clocks are put together by the calls that the ranks made with each other, and wrong by {_short(worst)} at most"
+        return f"no call shows how the clocks of rank {lost[0]} and rank {min(dumps)} differ: their hosts' wall clocks are used"
+    return f"the clocks are aligned by the calls that the ranks made with each other, with an error of {_short(worst)} at most"
 
 
 def _short(offset: Offset) -> str:
