@@ -7,7 +7,7 @@ import time
 
 from support.waiting import PATIENCE_S
 
-from manyhands.calls.order.books import PythonBooks
+from manyhands.calls.order.counters import PythonCounters
 from manyhands.contract.header import CallSignature
 from manyhands.control.local import LocalHub
 from manyhands.control.protocol import Wait
@@ -65,8 +65,8 @@ def test_places_of_different_channels_differ() -> None:
 def test_a_short_call_that_runs_is_told_with_the_line_that_made_it() -> None:
     """Nobody notes the thread of a short call; in a world of threads other ranks are in calls as well."""
     control = LocalHub(1).connect(0, "tcp", "")
-    control.counted.calls[0] = books = PythonBooks(0)
-    books.begin(BARRIER)
+    control.counted.calls[0] = counters = PythonCounters(0)
+    counters.begin(BARRIER)
     sleeper = Sleeper(for_good=False)
     other = threading.Thread(target=lambda: sleeper.wait(PATIENCE_S))  # in a call of manyhands, as another rank is
     other.start()
@@ -159,15 +159,15 @@ def test_recorders_of_different_ranks_know_nothing_of_each_other() -> None:
 
 
 def test_a_short_call_is_told_while_it_runs_and_after_it_has_ended() -> None:
-    recorder, books = FlightRecorder(length=4), PythonBooks(2)
-    books.next = 7
-    recorder.counted.calls[2] = books
-    assert books.begin(BARRIER) == 7
+    recorder, counters = FlightRecorder(length=4), PythonCounters(2)
+    counters.next = 7
+    recorder.counted.calls[2] = counters
+    assert counters.begin(BARRIER) == 7
     assert recorder.testify(2, 7) == (True, "barrier() #7 of group 1")
     entered, text = recorder.testify(2, 8)
     assert not entered
     assert text.startswith("in barrier() #7 of group 1, for ")
-    books.leave()
+    counters.leave()
     assert recorder.testify(2, 7) == (True, "barrier() #7 of group 1")
     assert recorder.testify(2, 8)[1].startswith("in no call; the last was barrier() #7 of group 1, which ended ")
     recorder.forget(2)  # its group has been closed

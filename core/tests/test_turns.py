@@ -28,7 +28,7 @@ def soon() -> Deadline:
 
 def queued(lane: Turns) -> int:
     """Return how many turns are waited for."""
-    return len(lane.books._queue)  # type: ignore[attr-defined]
+    return len(lane.counters._queue)  # type: ignore[attr-defined]
 
 
 class Takers:

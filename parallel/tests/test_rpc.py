@@ -372,7 +372,7 @@ def test_no_more_functions_run_than_there_are_threads(threads: int) -> None:
             replies = [svc.call(0, "work") for _ in range(4)]
             for _ in range(threads):
                 assert running.acquire(timeout=_SOON_S)
-            exchange = svc._exchange  # the books of the service say what no waiting could show
+            exchange = svc._exchange  # the counters of the service say what no waiting could show
             with exchange.lock:
                 assert (len(exchange._workers), len(exchange._jobs)) == (threads, 4 - threads)
             may_end.set()

@@ -217,7 +217,7 @@ def test_a_signal_before_a_fast_call_has_begun_leaves_the_group_as_it_was(backen
             call()
         if group.rank == 0:
             with monkeypatch.context() as patched:
-                patched.setattr("manyhands.calls.order.books._now", interrupted)
+                patched.setattr("manyhands.calls.order.counters._now", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     call()
         group.barrier()

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from manyhands_native._core import (
-    Books,
     Call,
     Caller,
+    Counters,
     Exchange,
     Low,
     Program,
@@ -22,9 +22,9 @@ from manyhands_native._core import (
 )
 
 __all__ = [
-    "Books",
     "Call",
     "Caller",
+    "Counters",
     "Exchange",
     "Low",
     "Program",

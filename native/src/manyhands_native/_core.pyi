@@ -75,8 +75,8 @@ class Program:
         self, source: _Memory, target: _Memory, number: int, work: _Memory | None = None, /
     ) -> int: ...  # Carry out the program as call ``number``; return -1, or the step at which Python must go on.
 
-class Books:
-    # `manyhands.calls.order.books.Books`.
+class Counters:
+    # `manyhands.calls.order.counters.Counters`.
 
     busy: bool
     next: int
@@ -84,7 +84,7 @@ class Books:
     call: int
     started: float
 
-    def __init__(self, channel: int = -1, counted: Books | None = None, kept: int = 32) -> None: ...
+    def __init__(self, channel: int = -1, counted: Counters | None = None, kept: int = 32) -> None: ...
     def take(self, turn: object = None, /) -> bool: ...
     def give(self) -> Any: ...
     def drop(self, turn: object, /) -> bool: ...
@@ -101,7 +101,7 @@ class Call:
         self,
         python: object,
         turns: object,
-        books: Books,
+        counters: Counters,
         what: object,
         given: npt.NDArray[Any],
         result: npt.NDArray[Any],
@@ -123,7 +123,7 @@ class Send:
         self,
         python: object,
         turns: object,
-        books: Books,
+        counters: Counters,
         what: object,
         given: npt.NDArray[Any],
         box: object,
@@ -141,7 +141,7 @@ class Recv:
         self,
         python: object,
         turns: object,
-        books: Books,
+        counters: Counters,
         what: object,
         given: npt.NDArray[Any],
         box: object,

@@ -55,18 +55,18 @@ PyArrayObject *kind_place(const Kind *kind, PyObject *out) {
 
 /* What all fast calls have. */
 
-int fast_init(Fast *fast, PyObject *python, PyObject *turns, PyObject *books, PyObject *what, PyObject *example) {
+int fast_init(Fast *fast, PyObject *python, PyObject *turns, PyObject *counters, PyObject *what, PyObject *example) {
     State *state = state_of(TYPE_OF(fast));
     if (!state) return -1;
-    if (fast->books || !PyObject_TypeCheck(books, state->books)) {
-        PyErr_SetString(PyExc_TypeError, "a fast call is made once, with books of C");
+    if (fast->counters || !PyObject_TypeCheck(counters, state->counters)) {
+        PyErr_SetString(PyExc_TypeError, "a fast call is made once, with counters of C");
         return -1;
     }
     if (!kind_of(example, &fast->given)) return -1;
     fast->python = Py_NewRef(python);
     fast->turns = Py_NewRef(turns);
     fast->what = Py_NewRef(what);
-    fast->books = (Books *)Py_NewRef(books);
+    fast->counters = (Counters *)Py_NewRef(counters);
     return 0;
 }
 
@@ -75,7 +75,7 @@ int fast_traverse(Fast *fast, visitproc visit, void *arg) {
     Py_VISIT(fast->python);
     Py_VISIT(fast->turns);
     Py_VISIT(fast->what);
-    Py_VISIT((PyObject *)fast->books);
+    Py_VISIT((PyObject *)fast->counters);
     return 0;
 }
 
@@ -88,7 +88,7 @@ int fast_clear(Fast *fast) {
 void fast_release(Fast *fast) {
     fast_clear(fast);
     Py_CLEAR(fast->what);
-    Py_CLEAR(fast->books);
+    Py_CLEAR(fast->counters);
     kind_release(&fast->given);
 }
 
@@ -141,12 +141,12 @@ static How call_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject *
             return SLOW_PATH;
         }
     }
-    if (!books_take(fast->books)) {
+    if (!counters_take(fast->counters)) {
         if (call->takes) Py_DECREF(*result);
         return SLOW_PATH;
     }
     if (!call->takes) Py_INCREF(*result);
-    *number = books_begin(fast->books, fast->what);
+    *number = counters_begin(fast->counters, fast->what);
     PyArrayObject *source = call->gives ? array : call->nothing;
     *step = program_carry(call->program, PyArray_DATA(source), (size_t)PyArray_NBYTES(source), PyArray_DATA(into),
                           (size_t)PyArray_NBYTES(into), *number);
@@ -157,13 +157,13 @@ static How call_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject *
 }
 
 static int call_init(Call *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"python", "turns", "books", "what", "given", "result", "nothing", "program", "gives", "takes", "in_place", "quotient", "divisor", "identity", NULL};
-    PyObject *python, *turns, *books, *what, *given, *result, *nothing, *program, *quotient = Py_None, *divisor = Py_None, *identity = Py_None;
+    static char *names[] = {"python", "turns", "counters", "what", "given", "result", "nothing", "program", "gives", "takes", "in_place", "quotient", "divisor", "identity", NULL};
+    PyObject *python, *turns, *counters, *what, *given, *result, *nothing, *program, *quotient = Py_None, *divisor = Py_None, *identity = Py_None;
     int gives, takes, in_place;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOppp|OOO", names, &python, &turns, &books, &what, &given, &result, &nothing, &program,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOppp|OOO", names, &python, &turns, &counters, &what, &given, &result, &nothing, &program,
                                      &gives, &takes, &in_place, &quotient, &divisor, &identity))
         return -1;
-    if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
+    if (fast_init(&self->fast, python, turns, counters, what, given) < 0) return -1;
     State *state = state_of(TYPE_OF(self));
     if (!state || !PyObject_TypeCheck(program, state->program) || !PyArray_CheckExact(nothing)) {
         PyErr_SetString(PyExc_TypeError, "a call has a program, and an array that stands for none");
@@ -303,8 +303,8 @@ static PyObject *caller_call(Caller *self, PyObject *const *given, Py_ssize_t co
         Py_XDECREF(at);
         Py_DECREF(target);
     } else {
-        books_leave(fast->books);
-        if (!books_free(fast->books)) {
+        counters_leave(fast->counters);
+        if (!counters_free(fast->counters)) {
             PyObject *done = PyObject_CallMethodObjArgs(fast->turns, self->give, NULL);
             if (!done) Py_CLEAR(result);
             Py_XDECREF(done);

@@ -88,23 +88,23 @@ static How send_post(Send *send, PyArrayObject *array, uint64_t number, Py_ssize
 
 static How send_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
     Send *send = (Send *)fast;
-    if (send->stale || out != Py_None || !PyArray_IS_C_CONTIGUOUS(array) || !books_take(fast->books)) return SLOW_PATH;
-    *number = books_begin(fast->books, fast->what);
+    if (send->stale || out != Py_None || !PyArray_IS_C_CONTIGUOUS(array) || !counters_take(fast->counters)) return SLOW_PATH;
+    *number = counters_begin(fast->counters, fast->what);
     *result = Py_NewRef(Py_None);
     return send_post(send, array, *number, step);
 }
 
 static int send_init(Send *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"python", "turns", "books", "what", "given", "box", "header", "number_at", "opening_bytes", "tag", "rest_header", NULL};
-    PyObject *python, *turns, *books, *what, *given, *box;
+    static char *names[] = {"python", "turns", "counters", "what", "given", "box", "header", "number_at", "opening_bytes", "tag", "rest_header", NULL};
+    PyObject *python, *turns, *counters, *what, *given, *box;
     PyObject *header, *rest_header;
     Py_ssize_t opening_bytes;
     int number_at;
     unsigned long long tag;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOSinKS", names, &python, &turns, &books, &what, &given, &box, &header, &number_at,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOSinKS", names, &python, &turns, &counters, &what, &given, &box, &header, &number_at,
                                      &opening_bytes, &tag, &rest_header))
         return -1;
-    if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
+    if (fast_init(&self->fast, python, turns, counters, what, given) < 0) return -1;
     if (port_init(&self->port, box, header, number_at, opening_bytes) < 0) return -1;
     self->tag = tag;
     self->fast.make = send_make;
@@ -207,21 +207,21 @@ static How recv_fetch(Recv *recv, PyObject *out, PyObject **result, uint64_t num
 
 static How recv_make(Fast *fast, PyArrayObject *Py_UNUSED(array), PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
     if (out != Py_None && !(PyArray_CheckExact(out) && PyArray_ISCARRAY((PyArrayObject *)out))) return SLOW_PATH;
-    if (!books_take(fast->books)) return SLOW_PATH;
-    *number = books_begin(fast->books, fast->what);
+    if (!counters_take(fast->counters)) return SLOW_PATH;
+    *number = counters_begin(fast->counters, fast->what);
     return recv_fetch((Recv *)fast, out, result, *number, step);
 }
 
 static int recv_init(Recv *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"python", "turns", "books", "what", "given", "box", "header", "number_at", "opening_bytes", NULL};
-    PyObject *python, *turns, *books, *what, *given, *box;
+    static char *names[] = {"python", "turns", "counters", "what", "given", "box", "header", "number_at", "opening_bytes", NULL};
+    PyObject *python, *turns, *counters, *what, *given, *box;
     PyObject *header;
     Py_ssize_t opening_bytes;
     int number_at;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOSin", names, &python, &turns, &books, &what, &given, &box, &header, &number_at,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOSin", names, &python, &turns, &counters, &what, &given, &box, &header, &number_at,
                                      &opening_bytes))
         return -1;
-    if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
+    if (fast_init(&self->fast, python, turns, counters, what, given) < 0) return -1;
     self->fast.make = recv_make;
     return port_init(&self->port, box, header, number_at, opening_bytes);
 }
@@ -292,14 +292,14 @@ PyType_Spec recv_spec = {
 /* Send and receive at once. */
 
 typedef struct {
-    Fast fast; /* with the books of what is received */
+    Fast fast; /* with the counters of what is received */
     Send *send;
     Recv *recv;
 } Exchange;
 
 static void give(Fast *fast) {
-    books_leave(fast->books);
-    if (books_free(fast->books)) return;
+    counters_leave(fast->counters);
+    if (counters_free(fast->counters)) return;
     PyObject *done = PyObject_CallMethod(fast->turns, "give", NULL);
     if (!done) PyErr_WriteUnraisable(fast->turns);
     Py_XDECREF(done);
@@ -308,12 +308,12 @@ static void give(Fast *fast) {
 static How exchange_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
     Exchange *both = (Exchange *)fast;
     Fast *send = &both->send->fast;
-    if (both->send->stale || !PyArray_IS_C_CONTIGUOUS(array) || send->books == fast->books) return SLOW_PATH;
+    if (both->send->stale || !PyArray_IS_C_CONTIGUOUS(array) || send->counters == fast->counters) return SLOW_PATH;
     if (out != Py_None && !(PyArray_CheckExact(out) && PyArray_ISCARRAY((PyArrayObject *)out))) return SLOW_PATH;
-    if (send->books->busy || !books_take(fast->books)) return SLOW_PATH;
-    books_take(send->books);
-    uint64_t sent = books_begin(send->books, fast->what);
-    *number = books_begin(fast->books, fast->what);
+    if (send->counters->busy || !counters_take(fast->counters)) return SLOW_PATH;
+    counters_take(send->counters);
+    uint64_t sent = counters_begin(send->counters, fast->what);
+    *number = counters_begin(fast->counters, fast->what);
     /* Both have begun before either is waited for: the peers do the same. */
     Py_ssize_t steps[2];
     How posted = send_post(both->send, array, sent, &steps[0]);
@@ -343,7 +343,7 @@ static int exchange_init(Exchange *self, PyObject *args, PyObject *kwargs) {
     PyArray_Descr *dtype = sending->given.dtype;
     Py_INCREF((PyObject *)dtype);
     PyObject *example = PyArray_NewFromDescr(&PyArray_Type, dtype, sending->given.ndim, sending->given.lengths, NULL, NULL, 0, NULL);
-    int failed = example ? fast_init(&self->fast, python, receiving->turns, (PyObject *)receiving->books, what, example) : -1;
+    int failed = example ? fast_init(&self->fast, python, receiving->turns, (PyObject *)receiving->counters, what, example) : -1;
     Py_XDECREF(example);
     if (failed) return -1;
     self->send = (Send *)Py_NewRef(send);

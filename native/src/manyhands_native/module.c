@@ -11,7 +11,7 @@ static const struct {
     PyType_Spec *spec;
     size_t place;
 } types[] = {
-    {&program_spec, offsetof(State, program)}, {&books_spec, offsetof(State, books)}, {&caller_spec, offsetof(State, caller)},
+    {&program_spec, offsetof(State, program)}, {&counters_spec, offsetof(State, counters)}, {&caller_spec, offsetof(State, caller)},
     {&call_spec, offsetof(State, call)},       {&send_spec, offsetof(State, send)},   {&recv_spec, offsetof(State, recv)},
     {&exchange_spec, offsetof(State, exchange)}, {&low_spec, offsetof(State, low)},
 };

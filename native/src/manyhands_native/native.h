@@ -44,13 +44,13 @@ bool mailbox_room(const Mailbox *box, Patience *patience);
 /* Wait a moment for the next message; return its payload, still to be taken, or NULL if it did not come as it should. */
 const unsigned char *mailbox_fetch(const Mailbox *box, const unsigned char *header, size_t nbytes, Patience *patience);
 
-/* The turn and the numbers of calls that run one after the other: manyhands.calls.order.books. */
+/* The turn and the numbers of calls that run one after the other: manyhands.calls.order.counters. */
 typedef struct {
     PyObject *what;
     uint64_t call;
     double started, finished;
 } Short;
-typedef struct Books {
+typedef struct Counters {
     PyObject_HEAD
     PyObject *queue; /* what stands for turns that are waited for, from `first` on */
     Py_ssize_t first;
@@ -59,15 +59,15 @@ typedef struct Books {
     uint64_t next, messages, call, ended_count;
     double started;
     PyObject *what; /* the short call that runs */
-    struct Books *counted;
+    struct Counters *counted;
     Short *ended; /* a circle of the last `kept` */
     uint64_t kept;
-} Books;
+} Counters;
 
-bool books_take(Books *books);
-bool books_free(Books *books);
-uint64_t books_begin(Books *books, PyObject *what);
-void books_leave(Books *books);
+bool counters_take(Counters *counters);
+bool counters_free(Counters *counters);
+uint64_t counters_begin(Counters *counters, PyObject *what);
+void counters_leave(Counters *counters);
 
 /* A dtype and a shape. */
 typedef struct {
@@ -83,10 +83,10 @@ bool kind_fits(const Kind *kind, PyArrayObject *array);
 PyArrayObject *kind_place(const Kind *kind, PyObject *out);
 
 typedef struct {
-    PyTypeObject *program, *books, *caller, *call, *send, *recv, *exchange, *low;
+    PyTypeObject *program, *counters, *caller, *call, *send, *recv, *exchange, *low;
 } State;
 
-extern PyType_Spec ring_spec, stream_spec, program_spec, books_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec;
+extern PyType_Spec ring_spec, stream_spec, program_spec, counters_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec;
 
 extern PyMethodDef limit_methods[], mailbox_methods[];
 
@@ -96,7 +96,7 @@ State *state_of(PyTypeObject *type);
 typedef struct Program Program;
 Py_ssize_t program_carry(Program *program, void *source, size_t source_bytes, void *target, size_t target_bytes, uint64_t number);
 
-/* A call that was made before. `make` begins it in the books, and carries it out; `result` is what the caller gets. Where it stops, Python goes on
+/* A call that was made before. `make` begins it in the counters, and carries it out; `result` is what the caller gets. Where it stops, Python goes on
    with the number that the call has, at a step. */
 typedef enum { ENDED, STOPPED_AT, SLOW_PATH } How;
 typedef struct Fast {
@@ -104,11 +104,11 @@ typedef struct Fast {
     How (*make)(struct Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step);
     PyObject *python; /* its form in Python */
     PyObject *turns, *what;
-    Books *books;
+    Counters *counters;
     Kind given; /* what the array must be */
 } Fast;
 
-int fast_init(Fast *fast, PyObject *python, PyObject *turns, PyObject *books, PyObject *what, PyObject *example);
+int fast_init(Fast *fast, PyObject *python, PyObject *turns, PyObject *counters, PyObject *what, PyObject *example);
 int fast_traverse(Fast *fast, visitproc visit, void *arg);
 int fast_clear(Fast *fast);
 void fast_release(Fast *fast);

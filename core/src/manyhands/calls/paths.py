@@ -95,7 +95,7 @@ class Paths:
     native
         The compiled executor; None if there is none.
     call_sequence
-        The group's books.
+        The group's call sequence.
     fast
         The fast ways of calls that were made before, by their keys and by the dtype and shape of the array.
     host, messages, devices

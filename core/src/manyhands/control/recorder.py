@@ -12,7 +12,7 @@ from manyhands.contract.header import CallSignature
 from manyhands.control.protocol import Progress, Wait
 from manyhands.runtime.idle import blocked, released
 
-__all__ = ["KEPT", "Books", "Counted", "FlightRecorder", "Record", "Short"]
+__all__ = ["KEPT", "Counted", "Counters", "FlightRecorder", "Record", "Short"]
 
 KEPT = 32
 """The number of short calls that are kept of each group, and of each direction of messages."""
@@ -23,7 +23,7 @@ Short = tuple[int, int, object, float, float]
 """A short call: channel, sequence number, what it is, when it began, and when it ended; 0.0 while it runs."""
 
 
-class Books(Protocol):
+class Counters(Protocol):
     """A counter of calls: ``next`` is the number of the next one."""
 
     next: int
@@ -47,17 +47,17 @@ class Counted:
     """
 
     def __init__(self) -> None:
-        self.calls: dict[int, Books] = {}
-        self.sends: dict[int, dict[int, Books]] = {}
-        self.receives: dict[int, dict[int, Books]] = {}
+        self.calls: dict[int, Counters] = {}
+        self.sends: dict[int, dict[int, Counters]] = {}
+        self.receives: dict[int, dict[int, Counters]] = {}
         self.members: dict[int, tuple[int, ...]] = {}
 
-    def books(self, channel: int | None = None) -> list[Books]:
+    def counters(self, channel: int | None = None) -> list[Counters]:
         """Return all counters, or those of a channel."""
-        found = [books for where, books in list(self.calls.items()) if channel in (None, where)]
+        found = [counters for where, counters in list(self.calls.items()) if channel in (None, where)]
         for counts in (self.sends, self.receives):
             found += [
-                books for where, each in list(counts.items()) if channel in (None, where) for books in list(each.values())
+                counters for where, each in list(counts.items()) if channel in (None, where) for counters in list(each.values())
             ]
         return found
 
@@ -69,10 +69,10 @@ class Counted:
     def progress(self) -> Progress:
         """Return how far the rank has come. In a job of threads the store may ask while this rank makes calls."""
         sends, receives = (
-            {channel: {rank: books.next for rank, books in list(each.items())} for channel, each in list(counts.items())}
+            {channel: {rank: counters.next for rank, counters in list(each.items())} for channel, each in list(counts.items())}
             for counts in (self.sends, self.receives)
         )
-        return Progress({channel: books.next for channel, books in list(self.calls.items())}, sends, receives)
+        return Progress({channel: counters.next for channel, counters in list(self.calls.items())}, sends, receives)
 
 
 class Record:
@@ -223,8 +223,8 @@ class FlightRecorder:
         channel
             The channel of a group that has ended.
         """
-        for books in self.counted.books(channel):
-            self._records.extend(books.short())
+        for counters in self.counted.counters(channel):
+            self._records.extend(counters.short())
         self.counted.forget(channel)
 
     def finish(self, record: Record) -> None:
@@ -261,7 +261,7 @@ class FlightRecorder:
 
     def records(self) -> list[Record]:
         """Return the calls that are kept, in the order in which they began."""
-        shorts = [short for books in self.counted.books() for short in books.short()]
+        shorts = [short for counters in self.counted.counters() for short in counters.short()]
         records = [each if isinstance(each, Record) else _record(*each) for each in [*shorts, *list(self._records)]]
         records.sort(key=lambda record: record.started)  # a short call began before it became a record
         return records

@@ -179,7 +179,7 @@ def take(control: Control, job: str, reason: str, verdict: Verdict | None, home:
     calls: dict[tuple[int, int], Call] = {}
     for number, record in enumerate(recorder.records()):  # records without a number are distinguished by their position
         key = (record.channel, record.sequence if record.sequence >= 0 else -1 - number)
-        # A short call that had to wait is also in the books, which do not know its thread.
+        # A short call that had to wait is also in the counters, which do not know its thread.
         if key not in calls or record.thread:
             calls[key] = _call(record, lines)
     unknown = [key for key, call in calls.items() if call.finished is None and not call.thread]

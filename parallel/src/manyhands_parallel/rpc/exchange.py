@@ -67,7 +67,7 @@ class Exchange:
     Attributes
     ----------
     lock
-        Guards all books of the service.
+        Guards all counters of the service.
     failure
         The error that ended the group; None as long as it works.
     """

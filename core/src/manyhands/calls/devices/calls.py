@@ -59,7 +59,7 @@ class Devices:
     plugins
         The observers.
     call_sequence
-        The group's books, in which these calls are counted among its collectives.
+        The group's call sequence, in which these calls are counted among its collectives.
     channel
         What performs them; None if the backend moves no device memory.
     fast

@@ -27,7 +27,7 @@ class CachedDeviceCall:
     Parameters
     ----------
     ways
-        The group's books, its registered memory, what all ranks have agreed on, and what enqueues the call: `Devices.launch`.
+        The group's call sequence, its registered memory, what all ranks have agreed on, and what enqueues the call: `Devices.launch`.
     device, call
         The number of the device, and the call.
     library

@@ -41,14 +41,14 @@ class HostPath:
     Parameters
     ----------
     job, members, call_sequence
-        The job, the members of the group, and its books.
+        The job, the members of the group, and its call sequence.
     plugins, selector
         The plugins that may observe and offer native collectives, and the selector of algorithms.
 
     Attributes
     ----------
     call_sequence
-        The group's books.
+        The group's call sequence.
     plans
         The plans of its requests.
     moves

@@ -44,7 +44,7 @@ class CachedCall:
     Parameters
     ----------
     job, members, call_sequence
-        The job, the members of the group, and its books.
+        The job, the members of the group, and its call sequence.
     plan
         The plan of the request.
     dtype, shape
@@ -160,7 +160,7 @@ class CachedCall:
         given, result = example(dtype, shape), example(self._dtype, self._shape)
         what = self._signature, given, result, self._nothing, way.compiled
         kinds = self._gives, self._takes, self._in_place
-        return module.Call(self, call_sequence, call_sequence.books, *what, *kinds, identity=self._identity, **mean)
+        return module.Call(self, call_sequence, call_sequence.counters, *what, *kinds, identity=self._identity, **mean)
 
     def go_on(self, array: Array, target: Array | None, at: tuple[int, int], timeout_s: float) -> Any:
         """As for `HostFast`."""
@@ -177,7 +177,7 @@ class CachedCall:
     def _in_turn(self, array: Array, target: Array, timeout_s: float) -> Any:
         call_sequence = self._call_sequence
         call_sequence.check(self._signature.operation, call_sequence.next)
-        return self._carry_out(array, target, timeout_s, call_sequence.books.begin, self._run, gives_turn=False)
+        return self._carry_out(array, target, timeout_s, call_sequence.counters.begin, self._run, gives_turn=False)
 
     def target(self, array: Array, out: object) -> Array | None:
         """Return the memory for the result; None if the call must take the slow path."""

@@ -37,7 +37,7 @@ class MessagePath:
     Parameters
     ----------
     job, members, call_sequence
-        The job, the members of the group, and its books.
+        The job, the members of the group, and its call sequence.
     """
 
     def __init__(self, job: Job, members: Members, call_sequence: CallSequence) -> None:

@@ -36,9 +36,9 @@ class End(NamedTuple):
     Attributes
     ----------
     job, members, call_sequence
-        The job, the members of the group, and its books.
+        The job, the members of the group, and its call sequence.
     direction
-        The books of the direction.
+        The counters of the direction.
     transport, box
         The transport and the mailbox of its messages.
     what
@@ -67,7 +67,7 @@ class _Fast(ABC):
     Attributes
     ----------
     turns
-        The books of its direction, if it takes turns.
+        The direction's counters, if it takes turns.
     """
 
     __slots__ = ("_box", "_end", "_header", "_name", "_number", "_number_at", "_tags", "_what", "turns")
@@ -136,7 +136,7 @@ class _Fast(ABC):
         if self._box.compiled is None:
             return None
         turns = self.turns
-        own = self, turns, turns.books, self._what, example(dtype, shape)
+        own = self, turns, turns.counters, self._what, example(dtype, shape)
         return *own, self._box, bytes(self._header), self._number_at, OPENING_BYTES
 
     def rest_header(self, nbytes: int) -> bytes | None:
@@ -151,7 +151,7 @@ class _Fast(ABC):
 
     def _in_turn(self, array: Any, out: Any, timeout_s: float) -> Any:
         self._end.call_sequence.check(self._what)
-        return self._carry_out(array, out, timeout_s, self.turns.books.begin, self._go, gives_turn=False)
+        return self._carry_out(array, out, timeout_s, self.turns.counters.begin, self._go, gives_turn=False)
 
     def _carry_out(
         self,
@@ -427,7 +427,7 @@ class CachedExchange:
     def go_on(self, array: Array, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
         """As for `HostFast`: the number is that of the received message, and the step holds both numbers, the sent one times 4."""
         received, step = at
-        sent = self._send.turns.books.next - 1
+        sent = self._send.turns.counters.next - 1
         return self._carry_out(array, target, timeout_s, lambda: (sent, received), partial(self._rest, divmod(step, 4)))
 
     def _rest(self, steps: tuple[int, int], array: Array, out: Any, numbers: tuple[int, int], timeout_s: float) -> Array:

@@ -1,4 +1,4 @@
-"""The books of a group: the numbers of its calls, whether it may be used, the turns of its calls, and the records of the flight recorder.
+"""The counters of a group: the numbers of its calls, whether it may be used, the turns of its calls, and the records of the flight recorder.
 
 Nothing else writes any of these. The control connection reports a rank's progress, and the flight recorder reports after a failure,
 only from here.
@@ -13,7 +13,7 @@ from functools import partial
 from types import ModuleType
 
 from manyhands.calls.messages.point_to_point import Kinds
-from manyhands.calls.order.books import Books, books_of
+from manyhands.calls.order.counters import Counters, counters_of
 from manyhands.calls.order.turns import Turns
 from manyhands.config.plugins import PluginManager
 from manyhands.contract.header import CallSignature
@@ -29,20 +29,20 @@ _NOBODY = -1
 
 
 class Direction(Turns):
-    """The books of the messages in one direction between this rank and another. The messages also take turns here.
+    """The counters of the messages in one direction between this rank and another. The messages also take turns here.
 
     Parameters
     ----------
     call_sequence
-        The books of the group.
+        The counters of the group.
     job, members
         The job, and the members of the group.
     rank
         The other rank, as the world counts; -1 for no rank.
     is_send
         Whether this rank sends.
-    books
-        The books that number its messages.
+    counters
+        The counters that number its messages.
 
     Attributes
     ----------
@@ -54,8 +54,8 @@ class Direction(Turns):
 
     __slots__ = ("_call_sequence", "is_send", "kinds", "rank")
 
-    def __init__(self, call_sequence: CallSequence, job: Job, rank: int, books: Books, *, is_send: bool) -> None:
-        super().__init__(job.runtime, f"another call of rank {job.rank} was still talking with rank {rank}", rank, books)
+    def __init__(self, call_sequence: CallSequence, job: Job, rank: int, counters: Counters, *, is_send: bool) -> None:
+        super().__init__(job.runtime, f"another call of rank {job.rank} was still talking with rank {rank}", rank, counters)
         self._call_sequence = call_sequence
         self.rank: int = rank
         self.is_send: bool = is_send
@@ -64,45 +64,45 @@ class Direction(Turns):
     @property
     def call(self) -> int:
         """The number, among the calls that move messages, of the fast one that has its turn."""
-        return self.books.call
+        return self.counters.call
 
     @property
     def started(self) -> float:
         """When that began."""
-        return self.books.started
+        return self.counters.started
 
     def next(self) -> int:
         """Return the number of the next message, whose turn it is."""
-        number = self.books.next
-        self.books.next = number + 1
+        number = self.counters.next
+        self.counters.next = number + 1
         return number
 
     def enter(self, what: object) -> int:
         """Begin a message now: its turn, and its number, which is returned; -1 if it must take the slow path."""
-        if not (self._call_sequence.is_usable and self.books.take()):
+        if not (self._call_sequence.is_usable and self.counters.take()):
             return -1
         try:
-            return self.books.begin(what)
+            return self.counters.begin(what)
         except BaseException:  # a signal: nothing has begun
             self.give()
             raise
 
     def take_back(self) -> None:
         """Undo `enter`: the message was not begun after all."""
-        self.books.undo()
+        self.counters.undo()
         self.give()
 
     def leave(self, gives_turn: bool) -> None:
-        """End the message that `enter` or the books began, well or badly; the former's turn is over as well."""
-        books = self.books
-        books.leave()
-        turn = books.give() if gives_turn else None
+        """End the message that `enter` or the counters began, well or badly; the former's turn is over as well."""
+        counters = self.counters
+        counters.leave()
+        turn = counters.give() if gives_turn else None
         if turn is not None:
             self.pass_on(turn)
 
 
 class CallSequence(Turns):
-    """The books of one group. Its collectives also take turns here.
+    """The counters of one group. Its collectives also take turns here.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class CallSequence(Turns):
     plugins
         The observers.
     module
-        The compiled executor, for its form of the books; None for Python's.
+        The compiled executor, for its form of the counters; None for Python's.
     """
 
     __slots__ = (
@@ -130,8 +130,8 @@ class CallSequence(Turns):
     )
 
     def __init__(self, job: Job, members: Members, plugins: PluginManager, module: ModuleType | None = None) -> None:
-        books = books_of(module, members.channel, kept=job.control.recorder.kept)
-        super().__init__(job.runtime, "an earlier collective on this group was still running", books=books)
+        counters = counters_of(module, members.channel, kept=job.control.recorder.kept)
+        super().__init__(job.runtime, "an earlier collective on this group was still running", counters=counters)
         self._job = job
         self._members = members
         self._plugins = plugins
@@ -145,23 +145,23 @@ class CallSequence(Turns):
         self._record: Record | None = None
         # Code that still holds a closed group gets an error; once no code does, its number need not be known any more.
         weakref.finalize(self, job.closed_groups.discard, members.number).atexit = False
-        job.control.counted.calls[members.channel] = books
+        job.control.counted.calls[members.channel] = counters
         job.control.counted.members[members.channel] = tuple(members.ranks)
 
     @property
     def next(self) -> int:
         """The number of the next collective."""
-        return self.books.next
+        return self.counters.next
 
     @property
     def messages(self) -> int:
         """How many calls there were that move messages."""
-        return self.books.messages
+        return self.counters.messages
 
     @property
     def started(self) -> float:
         """When the fast call that has its turn began."""
-        return self.books.started
+        return self.counters.started
 
     # May the group be used?
 
@@ -196,8 +196,8 @@ class CallSequence(Turns):
 
     def number(self) -> int:
         """Return the number of the collective that begins now, whose turn it is."""
-        number = self.books.next
-        self.books.next = number + 1
+        number = self.counters.next
+        self.counters.next = number + 1
         return number
 
     def begin(self, signature: CallSignature, nbytes: int) -> Record:
@@ -210,7 +210,7 @@ class CallSequence(Turns):
 
     def count_message(self) -> int:
         """Return the number of a call that moves messages and begins now; several directions may begin at once."""
-        return self.books.count_message()
+        return self.counters.count_message()
 
     def record_message(self, what: object, number: int, nbytes: int = 0) -> Record:
         """Make a call that moves messages a record of its own; `end` must follow."""
@@ -235,21 +235,21 @@ class CallSequence(Turns):
         wait = Wait(self._channel + 1, record.sequence, str(record.call), b"", peers, messages, members)
         self._control.report_wait(record, wait)
 
-    # Collectives that were made before: one visit to the books when they begin, and one when they end
+    # Collectives that were made before: one visit to the counters when they begin, and one when they end
 
     def enter(self, signature: CallSignature) -> int:
         """Begin a call now: its turn, its number, and its place in the recorder. Return the number; -1 if it must take the slow path."""
-        job, books = self._job, self.books
+        job, counters = self._job, self.counters
         if (
             job.closed
             or self._control.verdict
             or self._number in job.closed_groups
             or self._plugins.observed
-            or not books.take()
+            or not counters.take()
         ):
             return -1
         try:
-            return books.begin(signature)
+            return counters.begin(signature)
         except BaseException:  # a signal: nothing has begun
             self.give()
             raise
@@ -260,20 +260,20 @@ class CallSequence(Turns):
         return partial(self.report_wait, record, signature)
 
     def leave(self, gives_turn: bool) -> None:
-        """End the call that `enter` or the books began, well or badly; the former's turn is over as well."""
-        books = self.books
-        books.leave()
+        """End the call that `enter` or the counters began, well or badly; the former's turn is over as well."""
+        counters = self.counters
+        counters.leave()
         if self._record is not None:
             self._recorder.finish(self._record)
             self._record = None
-        turn = books.give() if gives_turn else None
+        turn = counters.give() if gives_turn else None
         if turn is not None:
             self.pass_on(turn)
 
     # Messages
 
     def direction(self, peer: int | None, is_send: bool) -> Direction:
-        """Return the books of one direction to or from a rank of the world. None is no rank, for which nothing waits."""
+        """Return the counters of one direction to or from a rank of the world. None is no rank, for which nothing waits."""
         key = _NOBODY if peer is None else peer, is_send
         direction = self._directions.get(key)
         if direction is None:
@@ -283,11 +283,11 @@ class CallSequence(Turns):
 
     def _direction(self, rank: int, is_send: bool) -> Direction:
         channel = self._channel + 1
-        books = books_of(self._module, channel, self.books, self._recorder.kept)
+        counters = counters_of(self._module, channel, self.counters, self._recorder.kept)
         if rank != _NOBODY:
             counted = self._control.counted.sends if is_send else self._control.counted.receives
-            counted.setdefault(channel, {})[rank] = books
-        made = self._directions[rank, is_send] = Direction(self, self._job, rank, books, is_send=is_send)
+            counted.setdefault(channel, {})[rank] = counters
+        made = self._directions[rank, is_send] = Direction(self, self._job, rank, counters, is_send=is_send)
         return made
 
     def turns(self) -> Sequence[Turns]:

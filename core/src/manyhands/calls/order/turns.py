@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from manyhands.calls.order.books import Books, PythonBooks
+from manyhands.calls.order.counters import Counters, PythonCounters
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Place, Runtime
 from manyhands.runtime.computer import COMPUTER
@@ -33,26 +33,26 @@ class Turns:
         The owner of the turn while others wait, in words.
     peer
         The rank of the world at the other end of the calls, if there is just one.
-    books
-        The books that keep the turn.
+    counters
+        The counters that keep the turn.
     """
 
-    __slots__ = ("_next", "_runner", "books", "holder", "peer", "runtime")
+    __slots__ = ("_next", "_runner", "counters", "holder", "peer", "runtime")
 
     def __init__(
-        self, runtime: Runtime = COMPUTER, holder: str = "", peer: int | None = None, books: Books | None = None
+        self, runtime: Runtime = COMPUTER, holder: str = "", peer: int | None = None, counters: Counters | None = None
     ) -> None:
         self.runtime: Runtime = runtime
         self.holder: str = holder
         self.peer: int | None = peer
-        self.books: Books = PythonBooks() if books is None else books
+        self.counters: Counters = PythonCounters() if counters is None else counters
         self._runner: int | None = None
         self._next: Callable[[], None] | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether the turn is free."""
-        return not self.books.busy
+        return not self.counters.busy
 
     @property
     def runs_here(self) -> bool:
@@ -75,36 +75,36 @@ class Turns:
         TimeoutError
             The turn did not come in time; its place in the queue is given up.
         """
-        books = self.books
-        if books.take():
+        counters = self.counters
+        if counters.take():
             return True
         come = self.runtime.place(for_good=for_good)
         turn: Turn = None, come
-        if books.take(turn):
+        if counters.take(turn):
             return True
         try:
             if come.wait(deadline.remaining()):
                 return False
         except BaseException:
-            if not books.drop(turn):
+            if not counters.drop(turn):
                 self.give()
             raise
-        if books.drop(turn):
+        if counters.drop(turn):
             raise TimeoutError
         return False
 
     def take_if_free(self) -> bool:
         """Take the turn if it is free and no call waits, without waiting; `give` must follow if that was so."""
-        return self.books.take()
+        return self.counters.take()
 
     def give(self) -> None:
         """End the calling thread's turn."""
-        turn: Turn | None = self.books.give()
+        turn: Turn | None = self.counters.give()
         if turn is not None:
             self.pass_on(turn)
 
     def pass_on(self, turn: Turn) -> None:
-        """Let a turn be had that the books have given."""
+        """Let a turn be had that the counters have given."""
         self._next, come = turn
         if come is not None:
             come.wake()
@@ -119,7 +119,7 @@ class Turns:
 
         If this process can start no more threads, as while the interpreter ends, it runs here and now.
         """
-        if not self.books.take((action, None)):
+        if not self.counters.take((action, None)):
             return
         self._next = action
         try:
@@ -135,7 +135,7 @@ class Turns:
             action()
             del action  # it holds arrays, and the next one may be long in coming
             self._runner = before
-            turn: Turn | None = self.books.give()
+            turn: Turn | None = self.counters.give()
             if turn is None:
                 return
             action, come = turn

@@ -1,4 +1,4 @@
-"""The books of C do what those of Python do, and calls that C makes keep what Python promises."""
+"""The counters of C do what those of Python do, and calls that C makes keep what Python promises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.worlds import must, thread_world
 
 from manyhands.api import Group
-from manyhands.calls.order.books import PythonBooks
+from manyhands.calls.order.counters import PythonCounters
 
 native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
 
@@ -22,7 +22,7 @@ BACKENDS = ["shm", "tcp"]
 STEPS = st.sampled_from(["take", "queue", "give", "drop", "begin", "leave", "undo", "count", "set"])
 
 
-def story(books: Any, counted: Any, steps: list[tuple[str, int]]) -> list[object]:
+def story(counters: Any, counted: Any, steps: list[tuple[str, int]]) -> list[object]:
     """Take steps; return all that can be seen of them."""
     told: list[object] = []
     turns: list[object] = []
@@ -30,69 +30,69 @@ def story(books: Any, counted: Any, steps: list[tuple[str, int]]) -> list[object
     for step, number in steps:
         match step:
             case "take":
-                told.append(books.take())
+                told.append(counters.take())
             case "queue":
                 turns.append((None, object()))
-                told.append(books.take(turns[-1]))
+                told.append(counters.take(turns[-1]))
             case "give":
-                turn = books.give()
+                turn = counters.give()
                 told.append(None if turn is None else turns.index(turn))
             case "drop" if turns:
-                told.append(books.drop(turns[number % len(turns)]))
+                told.append(counters.drop(turns[number % len(turns)]))
             case "begin" if not begun:
-                told.append(books.begin(f"call {number}"))
+                told.append(counters.begin(f"call {number}"))
                 begun = True
             case "leave" if begun:
-                books.leave()
+                counters.leave()
                 begun = False
             case "undo" if begun:
-                books.undo()
+                counters.undo()
                 begun = False
             case "count":
                 told.append(counted.count_message())
             case "set":
-                books.next = 1 + number  # a call that has begun, and is undone, has a number of its own
-        told += [books.busy, books.next, counted.messages]
-        told.append([(channel, call, what, finished > 0) for channel, call, what, _, finished in books.short()])
+                counters.next = 1 + number  # a call that has begun, and is undone, has a number of its own
+        told += [counters.busy, counters.next, counted.messages]
+        told.append([(channel, call, what, finished > 0) for channel, call, what, _, finished in counters.short()])
     return told
 
 
 @given(st.lists(st.tuples(STEPS, st.integers(0, 99)), max_size=150), st.booleans())
-def test_books_of_both_forms_say_the_same(steps: list[tuple[str, int]], is_counted: bool) -> None:
-    one, other = PythonBooks(4), native.Books(4)
-    both = [(PythonBooks(5, one), one), (native.Books(5, other), other)] if is_counted else [(one, one), (other, other)]
+def test_counters_of_both_forms_say_the_same(steps: list[tuple[str, int]], is_counted: bool) -> None:
+    one, other = PythonCounters(4), native.Counters(4)
+    both = [(PythonCounters(5, one), one), (native.Counters(5, other), other)] if is_counted else [(one, one), (other, other)]
     assert story(*both[0], steps) == story(*both[1], steps)
 
 
 @given(st.integers(1, 40), st.integers(0, 100))
-def test_books_keep_as_many_calls_as_they_are_told(kept: int, count: int) -> None:
-    for books in (PythonBooks(4, None, kept), native.Books(4, None, kept)):
+def test_counters_keep_as_many_calls_as_they_are_told(kept: int, count: int) -> None:
+    for counters in (PythonCounters(4, None, kept), native.Counters(4, None, kept)):
         for number in range(count):
-            books.begin(number)
-            books.leave()
-        assert [call for _, call, *_ in books.short()] == list(range(count))[-kept:]
+            counters.begin(number)
+            counters.leave()
+        assert [call for _, call, *_ in counters.short()] == list(range(count))[-kept:]
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1 << 62])
-def test_books_that_could_keep_nothing_are_not_made(wrong: int) -> None:
+def test_counters_that_could_keep_nothing_are_not_made(wrong: int) -> None:
     with pytest.raises((ValueError, MemoryError)):
-        native.Books(0, None, wrong)
+        native.Counters(0, None, wrong)
 
 
 def test_many_turns_come_in_their_order() -> None:
-    books = native.Books()
-    assert books.take()
+    counters = native.Counters()
+    assert counters.take()
     turns = [(None, number) for number in range(1000)]
-    assert not any(books.take(turn) for turn in turns)
-    assert [books.give() for _ in turns] == turns
-    assert books.give() is None
-    assert not books.busy
+    assert not any(counters.take(turn) for turn in turns)
+    assert [counters.give() for _ in turns] == turns
+    assert counters.give() is None
+    assert not counters.busy
 
 
-@pytest.mark.parametrize("wrong", [1, object(), PythonBooks()])
-def test_books_are_counted_in_books_of_their_form(wrong: object) -> None:
-    with pytest.raises(TypeError, match="other books of this form"):
-        native.Books(1, wrong)
+@pytest.mark.parametrize("wrong", [1, object(), PythonCounters()])
+def test_counters_are_counted_in_counters_of_their_form(wrong: object) -> None:
+    with pytest.raises(TypeError, match="other counters of this form"):
+        native.Counters(1, wrong)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,4 +1,4 @@
-"""Books: the turn and the numbers of calls that run one after the other, and the last of them that were short.
+"""Counters: the turn and the numbers of calls that run one after the other, and the last of them that were short.
 
 A fast call touches them each time. So they have a compiled form, of the module ``manyhands_native``, which does the same; there the
 interpreter's lock takes the place of theirs.
@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 from manyhands.control.recorder import KEPT, Short
 
-__all__ = ["Books", "PythonBooks", "books_of"]
+__all__ = ["Counters", "PythonCounters", "counters_of"]
 
 _now = time.monotonic
 
 
-class Books(Protocol):
+class Counters(Protocol):
     """The state of calls that run one after the other.
 
     Attributes
@@ -30,7 +30,7 @@ class Books(Protocol):
     next
         The number of the next call.
     messages
-        The number of calls that move messages, in any direction, if these books count them.
+        The number of calls that move messages, in any direction, if these counters count them.
     call
         The number by which the call that runs is known to the user.
     started
@@ -76,22 +76,22 @@ class Books(Protocol):
         ...
 
 
-class PythonBooks:
-    """Books in Python; also those of a queue that numbers nothing.
+class PythonCounters:
+    """Counters in Python; also those of a queue that numbers nothing.
 
     Parameters
     ----------
     channel
         The channel of its calls.
     counted
-        Other books, in which the calls are counted as ones that move messages; None if they are known by their number here.
+        Other counters, in which the calls are counted as ones that move messages; None if they are known by their number here.
     kept
         How many of the last short calls are kept.
     """
 
     __slots__ = ("_channel", "_counted", "_ended", "_lock", "_queue", "_what", "busy", "call", "messages", "next", "started")
 
-    def __init__(self, channel: int = -1, counted: Books | None = None, kept: int = KEPT) -> None:
+    def __init__(self, channel: int = -1, counted: Counters | None = None, kept: int = KEPT) -> None:
         self._channel = channel
         self._counted = counted
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class PythonBooks:
         self.started: float = 0.0
 
     def take(self, turn: object = None, /) -> bool:
-        """As `Books.take`."""
+        """As `Counters.take`."""
         with self._lock:
             free = not self.busy
             self.busy = True
@@ -114,7 +114,7 @@ class PythonBooks:
         return free
 
     def give(self) -> Any:
-        """As `Books.give`."""
+        """As `Counters.give`."""
         with self._lock:
             if self._queue:
                 return self._queue.popleft()
@@ -122,7 +122,7 @@ class PythonBooks:
         return None
 
     def drop(self, turn: object, /) -> bool:
-        """As `Books.drop`."""
+        """As `Counters.drop`."""
         with self._lock:
             if turn in self._queue:
                 self._queue.remove(turn)
@@ -130,7 +130,7 @@ class PythonBooks:
         return False
 
     def begin(self, what: object, /) -> int:
-        """As `Books.begin`."""
+        """As `Counters.begin`."""
         number = self.next
         self.call = number if self._counted is None else self._counted.count_message()
         self.started = _now()
@@ -139,27 +139,27 @@ class PythonBooks:
         return number
 
     def leave(self) -> None:
-        """As `Books.leave`."""
+        """As `Counters.leave`."""
         self._ended.append((self._channel, self.call, self._what, self.started, _now()))
         self._what = None
 
     def undo(self) -> None:
-        """As `Books.undo`."""
+        """As `Counters.undo`."""
         self._what = None
         self.next -= 1
 
     def count_message(self) -> int:
-        """As `Books.count_message`; several directions may begin at once."""
+        """As `Counters.count_message`; several directions may begin at once."""
         with self._lock:
             self.messages = number = self.messages + 1
         return number
 
     def short(self) -> Iterable[Short]:
-        """As `Books.short`."""
+        """As `Counters.short`."""
         what, running = self._what, (self._channel, self.call, self._what, self.started, 0.0)
         return list(self._ended) if what is None else [*self._ended, running]
 
 
-def books_of(module: ModuleType | None, channel: int, counted: Books | None = None, kept: int = KEPT) -> Books:
-    """Return books in the form of the job: that of the module ``manyhands_native``, or Python's if it is None."""
-    return (PythonBooks if module is None else module.Books)(channel, counted, kept)
+def counters_of(module: ModuleType | None, channel: int, counted: Counters | None = None, kept: int = KEPT) -> Counters:
+    """Return counters in the form of the job: that of the module ``manyhands_native``, or Python's if it is None."""
+    return (PythonCounters if module is None else module.Counters)(channel, counted, kept)
