@@ -15,7 +15,7 @@ GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 define SAY_DEMO_FAILED
 	echo; \
 	echo "The demo failed. The first error above names the rank and the cause; 'make demo' runs it again."; \
-	echo "What this computer can run tells '$(BIN)/manyhands doctor'. Please attach its page and all lines above to a report."
+	echo "What this computer can run tells '$(BIN)/oneaccord doctor'. Please attach its page and all lines above to a report."
 endef
 
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
@@ -28,19 +28,19 @@ help:
 	@echo "make test           run the tests, but those that take long by nature: five minutes on two cores, longer if they are busy"
 	@echo "make test-all       run all tests"
 	@echo "make test-flaky     run the tests of make test 60 times beside none, 4 and 8 busy processes (hours), and list those that did not always pass; FLAKY_ARGS='--runs 5 --loads 0,4 --tests plugins/simulated'"
-	@echo "make mutants        change 200 lines of the source, one at a time, and see which of the changes no test finds (hours); MUTANTS_ARGS='--count 20 --only core/src/manyhands/control'"
+	@echo "make mutants        change 200 lines of the source, one at a time, and see which of the changes no test finds (hours); MUTANTS_ARGS='--count 20 --only core/src/oneaccord/control'"
 	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes), and of 100 of the network (ten); FAULTS_ARGS='--cases 50'"
 	@echo "make test-elastic   train while a rank is killed every few steps, 2,000 times (ten minutes); ELASTIC_ARGS='--kills 100'"
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote, in an environment of its own with atheris (ten minutes); FUZZ_ARGS='--runs 10000000 --minutes 200'"
 	@echo "make soak           use groups for an hour, while ranks die and others come: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, and compare the fakes of CuPy and NCCL with the real bindings, in environments of their own"
-	@echo "make test-peers-faults  measure what torch with Gloo, Open MPI, MPICH and manyhands do when something goes wrong (twenty minutes)"
+	@echo "make test-peers-faults  measure what torch with Gloo, Open MPI, MPICH and oneaccord do when something goes wrong (twenty minutes)"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make test-install   install each distribution in clean environments, with each Python that is here, and test it there (twenty minutes)"
 	@echo "make check          lint, formatting, types, and the rules of the repository"
 	@echo "make prove          prove every algorithm for all worlds up to 33 and every root (ten minutes)"
-	@echo "make bench-startup  what it costs to import and to start manyhands, next to MPI and torch; installs those in environments of their own"
+	@echo "make bench-startup  what it costs to import and to start oneaccord, next to MPI and torch; installs those in environments of their own"
 	@echo "make bench-parallel what training layers cost, next to torch's; installs that in an environment of its own"
 	@echo "make bench-gpu      what a call on a GPU costs, next to NCCL's raw binding, cupyx and torch; CUDA=13 for CUDA 13"
 	@echo "make venv-dev       make .venv with all distributions, and with the tools that develop them"
@@ -54,7 +54,7 @@ help:
 demo: venv
 	@echo "Four processes train a network on handwritten digits, for a few seconds. The last lines should say that it is right"
 	@echo "for at least 95 % of the images it has not seen, and that all four hold the same bits."
-	@$(BIN)/manyhands run -n 4 --config examples/manyhands.toml examples/train_digits.py || { code=$$?; [ $$code = 130 ] || { $(SAY_DEMO_FAILED); }; exit $$code; }
+	@$(BIN)/oneaccord run -n 4 --config examples/oneaccord.toml examples/train_digits.py || { code=$$?; [ $$code = 130 ] || { $(SAY_DEMO_FAILED); }; exit $$code; }
 
 # What failed, and how to repeat it, conftest.py says.
 test: venv-dev
@@ -115,21 +115,21 @@ check: venv-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYRIGHT) --verifytypes manyhands --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_conformance --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_gloo --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_hybrid --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_lab --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_mpi --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_native --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_nccl --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_parallel --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_shm --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_simulated --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_tcp --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_torch --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_ucc --ignoreexternal
-	$(PYRIGHT) --verifytypes manyhands_ucx --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_conformance --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_gloo --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_hybrid --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_lab --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_mpi --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_native --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_nccl --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_parallel --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_shm --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_simulated --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_tcp --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_torch --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_ucc --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_ucx --ignoreexternal
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_variables.py
 	$(BIN)/python tools/check_versions.py

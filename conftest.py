@@ -31,9 +31,9 @@ with contextlib.suppress(ModuleNotFoundError):  # the environments of the peers 
     from hypothesis import settings
 
     # An example that takes long says something about the computer, which other programs use as well, and nothing about the code.
-    settings.register_profile("manyhands", deadline=None)
+    settings.register_profile("oneaccord", deadline=None)
     settings.register_profile("short", deadline=None, max_examples=40)  # of `make test`
-    settings.load_profile("manyhands")
+    settings.load_profile("oneaccord")
 
 # A shell that starts the tests in the background lets them ignore SIGINT, and every program under test would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -136,7 +136,7 @@ def _what_to_do(failed: Sequence[str], root: Path) -> Iterator[str]:
     which = f" --tests {shlex.join(files)}" if len(files) <= _FEW else ""
     yield f"Do they fail each time? {python} tools/test_flaky.py --runs 5{which}"
     yield "To report them, where you have the clone from (git remote -v), attach the lines from FAILURES or ERRORS on, and"
-    yield f"the output of:          {Path(python).with_name('manyhands')} doctor"
+    yield f"the output of:          {Path(python).with_name('oneaccord')} doctor"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

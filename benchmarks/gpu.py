@@ -35,11 +35,11 @@ from typing import Any
 
 import numpy as np
 
-import manyhands as mh
+import oneaccord as oa
 
 SIZES = ["8", "1KiB", "32KiB", "1MiB", "16MiB", "128MiB", "1GiB"]
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-OURS, RAW, TORCH = "manyhands", "raw", "torch"
+OURS, RAW, TORCH = "oneaccord", "raw", "torch"
 TOGETHER = 8
 PATIENCE_S = 60.0
 LIMIT_S = 900.0
@@ -94,10 +94,10 @@ class Place:
 # Who takes part. Each makes its calls for given arrays, on the current stream.
 
 
-class Manyhands:
-    """Groups of manyhands over the backend nccl."""
+class Oneaccord:
+    """Groups of oneaccord over the backend nccl."""
 
-    def __init__(self, group: mh.Group) -> None:
+    def __init__(self, group: oa.Group) -> None:
         self._group = group
 
     def cases(self, x: Any, y: Any, several: Sequence[Any]) -> Cases:
@@ -118,7 +118,7 @@ class Manyhands:
 
 
 class Raw:
-    """NCCL's functions as ``nccl.bindings.nccl`` has them, with a communicator that blocks, as those of manyhands do, and nothing around them."""
+    """NCCL's functions as ``nccl.bindings.nccl`` has them, with a communicator that blocks, as those of oneaccord do, and nothing around them."""
 
     def __init__(self, place: Place, max_ctas: int | None, name: str) -> None:
         nccl = self._nccl = import_module("nccl.bindings.nccl")
@@ -201,9 +201,9 @@ class Torch:
         self._distributed.destroy_process_group()
 
 
-def contenders(group: mh.Group, place: Place, max_ctas: int | None) -> tuple[dict[str, Any], dict[str, str]]:
+def contenders(group: oa.Group, place: Place, max_ctas: int | None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return who takes part, and why others do not; alike on all ranks."""
-    made: dict[str, Any] = {OURS: Manyhands(group)}
+    made: dict[str, Any] = {OURS: Oneaccord(group)}
     left_out: dict[str, str] = {}
     others: dict[str, Callable[[], Any]] = {
         RAW: lambda: Raw(place, max_ctas, RAW),
@@ -237,11 +237,11 @@ def _try(party: Any) -> None:
 # How they are measured.
 
 
-def measure(group: mh.Group, folder: Path, sizes: Sequence[int], rounds: int, max_ctas: int | None) -> dict[str, Any]:
+def measure(group: oa.Group, folder: Path, sizes: Sequence[int], rounds: int, max_ctas: int | None) -> dict[str, Any]:
     """Measure on one rank; return its samples, and why contenders are left out."""
     cupy = import_module("cupy")
     place = Place(folder, group.rank, group.world_size)
-    # manyhands makes its communicator ready here, with the others still to come.
+    # oneaccord makes its communicator ready here, with the others still to come.
     group.all_reduce(cupy.zeros(1, np.float32))
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -259,7 +259,7 @@ def measure(group: mh.Group, folder: Path, sizes: Sequence[int], rounds: int, ma
 
 
 def _measure_size(
-    group: mh.Group, cupy: Any, stream: Any, parties: dict[str, Any], ballast: Any, nbytes: int, rounds: int
+    group: oa.Group, cupy: Any, stream: Any, parties: dict[str, Any], ballast: Any, nbytes: int, rounds: int
 ) -> Iterator[Row]:
     count = max(nbytes // 4, 1)
     x, y = cupy.full(count, group.rank + 1, np.float32), cupy.zeros(count, np.float32)
@@ -310,7 +310,7 @@ def _turn(cupy: Any, stream: Any, ballast: Any, call: Call, calls: int) -> tuple
 
 
 def table(samples: Sequence[Row]) -> list[Row]:
-    """Return a row for each size and case: the medians of all contenders, and how manyhands compares."""
+    """Return a row for each size and case: the medians of all contenders, and how oneaccord compares."""
     groups: dict[tuple[int, str], dict[str, list[Row]]] = {}
     for sample in samples:
         groups.setdefault((sample["nbytes"], sample["case"]), {}).setdefault(sample["name"], []).append(sample)
@@ -372,7 +372,7 @@ def circumstances() -> dict[str, str]:
         "cupy": cupy.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "manyhands": mh.__version__,
+        "oneaccord": oa.__version__,
     }
     for package in ("nccl4py", "torch"):
         with contextlib.suppress(PackageNotFoundError):
@@ -436,7 +436,7 @@ def _free_port() -> int:
 def _as_rank(request: dict[str, Any]) -> None:
     max_ctas = SHARED_MAX_CTAS if request["is_shared"] else None
     config = {"backend": "nccl", "plugins": _uninstalled()}
-    with mh.init(config=config, timeout_s=PATIENCE_S) as group:
+    with oa.init(config=config, timeout_s=PATIENCE_S) as group:
         import_module("cupy").cuda.Device(group.backend().device).use()  # type: ignore[union-attr]
         measured = measure(group, Path(request["folder"]), request["sizes"], request["rounds"], max_ctas)
     Path(request["folder"], f"measured.{group.rank}").write_text(json.dumps(measured))
@@ -446,7 +446,7 @@ def _uninstalled() -> list[str]:
     """Return the plugin's module where it is on the path and not installed."""
     from importlib.metadata import entry_points
 
-    return [] if any(entry.name == "nccl" for entry in entry_points(group="manyhands")) else ["manyhands_nccl.plugin"]
+    return [] if any(entry.name == "nccl" for entry in entry_points(group="oneaccord")) else ["oneaccord_nccl.plugin"]
 
 
 def main(words: Sequence[str] | None = None, start: Start = on_processes) -> None:

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.arrays.low_precision import divide, fast_combine
+from oneaccord.arrays.low_precision import divide, fast_combine
 
 Array = npt.NDArray[Any]
 

@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.api import Collective, Deadline, DeviceCall, Launch
-from manyhands_nccl import _driver, _nccl
-from manyhands_nccl._cuda import Cuda
-from manyhands_nccl.channel import NcclChannel
-from manyhands_nccl.communicator import Communicator
-from manyhands_nccl.dtypes import Abilities
+from oneaccord.api import Collective, Deadline, DeviceCall, Launch
+from oneaccord_nccl import _driver, _nccl
+from oneaccord_nccl._cuda import Cuda
+from oneaccord_nccl.channel import NcclChannel
+from oneaccord_nccl.communicator import Communicator
+from oneaccord_nccl.dtypes import Abilities
 
 SOURCE, TARGET, STREAM, COUNT = 1 << 20, 2 << 20, 16, 1024  # addresses that nobody looks at
 FLOAT32, SUM = 7, 0  # NCCL's numbers

@@ -44,7 +44,7 @@ from layers.rpc import calls
 from layers.training import memory, steps
 from layers.turns import Row
 
-import manyhands as mh
+import oneaccord as oa
 
 TOPICS = ("steps", "memory", "checkpoints", "pipelines", "redistribute", "calls")
 OF_ANY_RANKS = ("pipelines", "redistribute")
@@ -61,7 +61,7 @@ def as_rank(options: argparse.Namespace) -> None:
     (backend,) = options.backends
     rounds, topics = options.rounds, options.topics
     found: dict[str, list[Row]] = {}
-    with mh.init(backend=backend) as group:
+    with oa.init(backend=backend) as group:
         where = Path(group.broadcast_object(tempfile.mkdtemp() if group.rank == 0 else None))
         dist.init_process_group("gloo", init_method=f"file://{where}/store", rank=group.rank, world_size=group.world_size)
         if "checkpoints" in topics:
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace, backend: str, ranks: int, topics: Sequence[
     """Start ranks, and return what they found."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "found.json")
-        launch = ["-P", "-m", "manyhands", "run", "--no-prefix", "-n", str(ranks), "--backend", backend, __file__]
+        launch = ["-P", "-m", "oneaccord", "run", "--no-prefix", "-n", str(ranks), "--backend", backend, __file__]
         same = ["--rounds", str(options.rounds), "--backends", backend, "--mebibytes", str(options.mebibytes)]
         if options.folder:
             same += ["--folder", options.folder]
@@ -126,7 +126,7 @@ def main() -> int:
     """Start the ranks, for each backend and each number of them, and print what they found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="timed turns of each contender (15)")
-    parser.add_argument("--backends", nargs="+", default=["shm", "tcp"], metavar="NAME", help="backends of manyhands (shm tcp)")
+    parser.add_argument("--backends", nargs="+", default=["shm", "tcp"], metavar="NAME", help="backends of oneaccord (shm tcp)")
     parser.add_argument(
         "--ranks", nargs="+", type=int, default=[2, 4], metavar="N", help="of pipelines and redistribute (2 4); others have 2"
     )
@@ -156,7 +156,7 @@ def main() -> int:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
-    versions = {name: version(name) for name in ("manyhands-core", "torch", "numpy")}
+    versions = {name: version(name) for name in ("oneaccord-core", "torch", "numpy")}
     if options.json:
         whole = {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "versions": versions, "found": results}
         Path(options.json).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

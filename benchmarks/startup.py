@@ -1,6 +1,6 @@
-"""What it costs to use manyhands: time to import it, time from the launcher to the first all_reduce, and memory.
+"""What it costs to use oneaccord: time to import it, time from the launcher to the first all_reduce, and memory.
 
-- import: NumPy, pluggy and pydantic alone; manyhands with the tcp backend loaded.
+- import: NumPy, pluggy and pydantic alone; oneaccord with the tcp backend loaded.
 - start: from the launcher's start until each of the ranks, two by default, has finished its first all_reduce; next to mpi4py and Gloo where they are found.
 - memory: what is resident in a rank by then (VmRSS), next to NumPy and pydantic alone.
 
@@ -32,7 +32,7 @@ IMPORTS = {
     "numpy, pluggy, pydantic": BASE,
     # pydantic loads a good part of itself when the first model is made; whoever uses it at all makes one.
     "the same, with one model": f"{BASE}; type('Model', (pydantic.BaseModel,), {{'__annotations__': {{'x': int}}}})",
-    "manyhands + tcp": "import manyhands; manyhands.init; import manyhands_tcp.plugin; from manyhands.config.plugins import get_plugin_manager;"
+    "oneaccord + tcp": "import oneaccord; oneaccord.init; import oneaccord_tcp.plugin; from oneaccord.config.plugins import get_plugin_manager;"
     ' manager = get_plugin_manager(); manager.load_factory(manager.describe("tcp"))',
 }
 # Each rank writes when it was ready, and what it needs by then, to a file of its own: lines of several ranks may get mixed up.
@@ -44,8 +44,8 @@ open(os.path.join(os.environ["STARTUP_DIR"], str(rank)), "w").write(f"{ready} {r
 """
 ALONE = f"{BASE}\nrank = 0{END}"
 OURS = f"""
-import numpy, manyhands
-with manyhands.init() as group:
+import numpy, oneaccord
+with oneaccord.init() as group:
     group.all_reduce(numpy.ones(2, numpy.float32))
     rank = group.rank
 {END.replace(chr(10), chr(10) + "    ")}
@@ -87,13 +87,13 @@ class Found:
 
 
 def ways(peers: list[Path], ranks: int) -> Iterator[Start]:
-    """Return what there is to start: one process without anything, manyhands, and all peers that are found."""
+    """Return what there is to start: one process without anything, oneaccord, and all peers that are found."""
     yield Start("numpy, pluggy, pydantic", (sys.executable,), ALONE, {}, 1)
     # -P: as the console script, the launcher must not take the working directory for its own.
-    run = (sys.executable, "-P", "-m", "manyhands", "run", "-n", str(ranks))
-    yield Start("manyhands run, tcp", (*run, "--backend", "tcp"), OURS, {}, ranks)
-    yield Start("manyhands run, auto", run, OURS, {}, ranks)
-    yield Start("manyhands run --no-fork, tcp", (*run, "--no-fork", "--backend", "tcp"), OURS, {}, ranks)
+    run = (sys.executable, "-P", "-m", "oneaccord", "run", "-n", str(ranks))
+    yield Start("oneaccord run, tcp", (*run, "--backend", "tcp"), OURS, {}, ranks)
+    yield Start("oneaccord run, auto", run, OURS, {}, ranks)
+    yield Start("oneaccord run --no-fork, tcp", (*run, "--no-fork", "--backend", "tcp"), OURS, {}, ranks)
     for directory in peers:
         python, mpiexec, torchrun = (directory.absolute() / "bin" / name for name in ("python", "mpiexec", "torchrun"))
         if mpiexec.exists() and _imports(str(python), "mpi4py"):
@@ -207,11 +207,11 @@ def main() -> None:
     imports, found, failed = take_turns(starts, arguments.runs)
     print(f"{arguments.runs} runs each, taking turns; ratios are those of medians")
     base = "numpy, pluggy, pydantic"
-    ours = [name for name in found if name.startswith("manyhands")]
+    ours = [name for name in found if name.startswith("oneaccord")]
     in_ms = {name: [value * 1e3 for value in values] for name, values in imports.items()}
     table("import", in_ms, "ms")
     for other in list(IMPORTS)[:2]:
-        ratio(in_ms, "manyhands + tcp", other, 1.5)
+        ratio(in_ms, "oneaccord + tcp", other, 1.5)
     starts_ms = {name: [value * 1e3 for value in one.seconds] for name, one in found.items() if name != base}
     table("start to first all_reduce", starts_ms, "ms")
     for name, other in itertools.product(ours, starts_ms):

@@ -1,6 +1,6 @@
-"""What torch's calls cost over manyhands and over Gloo, in the same two processes, one after the other in turn; results are checked.
+"""What torch's calls cost over oneaccord and over Gloo, in the same two processes, one after the other in turn; results are checked.
 
-Usage: manyhands run -n 2 benchmarks/torch_bridge.py
+Usage: oneaccord run -n 2 benchmarks/torch_bridge.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import manyhands_torch
+import oneaccord_torch
 
 ROUNDS = 7
 
@@ -41,7 +41,7 @@ def compare(name: str, calls: list[Callable[[], object]], number: int, gloo: Any
         ours, theirs = map(statistics.median, times)
         ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
         best = " / ".join(f"{min(each):.0f}" for each in times)
-        print(f"{name:30} manyhands {ours:9.0f} us   gloo {theirs:9.0f} us   ratio {ratio:.2f}   best {best} us", flush=True)
+        print(f"{name:30} oneaccord {ours:9.0f} us   gloo {theirs:9.0f} us   ratio {ratio:.2f}   best {best} us", flush=True)
 
 
 def reducing(x: Any) -> Callable[[Any], object]:
@@ -58,9 +58,9 @@ def our_group() -> Any:
 def main() -> None:
     """Compare."""
     print(f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
-    manyhands_torch.register()
+    oneaccord_torch.register()
     torch.set_num_threads(1)
-    dist.init_process_group("manyhands")
+    dist.init_process_group("oneaccord")
     groups = [dist.group.WORLD, dist.new_group(backend="gloo")]
     gloo, rank = groups[1], dist.get_rank()
 

@@ -4,7 +4,7 @@ Each rank works on its share of every batch; the gradients are averaged over all
 take the same step.
 
     python examples/train_digits.py                                                  one process
-    manyhands run -n 4 --config examples/manyhands.toml examples/train_digits.py     four
+    oneaccord run -n 4 --config examples/oneaccord.toml examples/train_digits.py     four
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ def load() -> tuple[Floats, Labels, Floats, Labels]:
     return images[:cut], labels[:cut], images[cut:], labels[cut:]
 
 
-def train(group: mh.Group, images: Floats, labels: Labels) -> dict[str, Floats]:
+def train(group: oa.Group, images: Floats, labels: Labels) -> dict[str, Floats]:
     """Return weights trained by gradient descent with momentum; they are the same on all ranks."""
     weights = mp.broadcast(start(np.random.default_rng(group.rank)), group)  # rank 0's, on all ranks
     sync = mp.GradientSync(group, like=weights)
@@ -107,14 +107,14 @@ def show_progress(epoch: int, loss: float) -> None:
         print(line, flush=True)
 
 
-def accuracy(group: mh.Group, weights: dict[str, Floats], images: Floats, labels: Labels) -> float:
+def accuracy(group: oa.Group, weights: dict[str, Floats], images: Floats, labels: Labels) -> float:
     """Return the share of images that the network reads right; each rank looks at its part of them."""
     mine = mp.shard_indices(len(images), group, shuffle=False)
     right = scores(weights, images[mine])[1].argmax(axis=1) == labels[mine]
     return float(group.all_reduce(int(right.sum())) / len(labels))
 
 
-def same_everywhere(group: mh.Group, weights: dict[str, Floats]) -> bool:
+def same_everywhere(group: oa.Group, weights: dict[str, Floats]) -> bool:
     """Tell whether all ranks hold the very same bits."""
     digest = hashlib.sha256(b"".join(weights[name].tobytes() for name in sorted(weights))).hexdigest()
     return len(set(group.all_gather_object(digest))) == 1
@@ -123,7 +123,7 @@ def same_everywhere(group: mh.Group, weights: dict[str, Floats]) -> bool:
 def main() -> int:
     """Train, test, report on rank 0; return the exit code, the same on every rank."""
     started = time.perf_counter()
-    with mh.init() as group:
+    with oa.init() as group:
         train_images, train_labels, test_images, test_labels = load()
         if group.rank == 0:
             print(f"{len(train_images)} images to train on, {len(test_images)} to test with, {group.world_size} rank(s)")

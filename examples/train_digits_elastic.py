@@ -1,6 +1,6 @@
 """Train the network of train_digits.py, and go on when ranks die: with new ones in their place, or with those that are left.
 
-    manyhands run -n 4 --max-restarts 10 examples/train_digits_elastic.py
+    oneaccord run -n 4 --max-restarts 10 examples/train_digits_elastic.py
 
 Kill any of the processes meanwhile. What differs from train_digits.py is marked.
 """
@@ -24,8 +24,8 @@ from train_digits import (
     start,
 )
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 
 
 def first() -> dict[str, Any]:  # <- all that the next step depends on
@@ -34,8 +34,8 @@ def first() -> dict[str, Any]:  # <- all that the next step depends on
     return {"epoch": 0, "batch": 0, "weights": weights, "momentum": {name: {} for name in weights}}
 
 
-@mh.elastic(state=first)  # <- calls it again, with another group, where a rank has died
-def train(group: mh.Group, generation: int, state: mh.ElasticState) -> float:
+@oa.elastic(state=first)  # <- calls it again, with another group, where a rank has died
+def train(group: oa.Group, generation: int, state: oa.ElasticState) -> float:
     """Train from where the state is to the end; return the accuracy."""
     images, labels, test_images, test_labels = load()
     weights = state["weights"]

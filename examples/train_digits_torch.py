@@ -1,7 +1,7 @@
 """Train a small network of torch to read handwritten digits, data parallel: a program for one process, but for the ten marked lines.
 
 python examples/train_digits_torch.py                         one process
-manyhands run -n 4 examples/train_digits_torch.py             four
+oneaccord run -n 4 examples/train_digits_torch.py             four
 """
 
 import sys
@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import manyhands as mh  # <-
-import manyhands_parallel as mp  # <-
+import oneaccord as oa  # <-
+import oneaccord_parallel as mp  # <-
 
 DATA = Path(__file__).parent / "data" / "digits.csv"
 EPOCHS, BATCH = 30, 64
 WANTED_ACCURACY = 0.95
 
 
-def main(group: mh.Group) -> int:
+def main(group: oa.Group) -> int:
     """Train, test, and return the exit code."""
     torch.manual_seed(0)
     table = torch.tensor([[float(word) for word in line.split(",")] for line in DATA.read_text().splitlines()])
@@ -48,6 +48,6 @@ def main(group: mh.Group) -> int:
 
 
 if __name__ == "__main__":
-    with mh.init() as world:  # <-
+    with oa.init() as world:  # <-
         code = main(world)
     sys.exit(code)

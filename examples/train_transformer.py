@@ -4,15 +4,15 @@ The ranks lie on a mesh of three axes. Along "dp" each has its share of a batch,
 heads and columns of a layer. PLACEMENTS says so for each array; the rest follows from it.
 
     python examples/train_transformer.py                                                    one process
-    manyhands run -n 4 examples/train_transformer.py --pp 2 --tp 2                           four
-    manyhands run -n 8 --backend simulated examples/train_transformer.py --pp 2 --tp 2       eight, in a simulated world
+    oneaccord run -n 4 examples/train_transformer.py --pp 2 --tp 2                           four
+    oneaccord run -n 8 --backend simulated examples/train_transformer.py --pp 2 --tp 2       eight, in a simulated world
 
 The losses are those of one process up to rounding: within 1e-12 in float64 over all 300 steps. In float32 they are within 1e-3 for 50 steps;
 then it shows that Adam gives gradients that are all rounding the same weight as others. A checkpoint goes on with any other mesh, and in
 train_transformer_torch.py too:
 
-    manyhands run -n 4 examples/train_transformer.py --pp 2 --tp 2 --checkpoint here --steps 150
-    manyhands run -n 2 examples/train_transformer.py --checkpoint here --steps 300 --plot losses.png
+    oneaccord run -n 4 examples/train_transformer.py --pp 2 --tp 2 --checkpoint here --steps 150
+    oneaccord run -n 2 examples/train_transformer.py --checkpoint here --steps 300 --plot losses.png
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 
 Array = Any  # of NumPy, or in train_transformer_torch.py of torch
 Gradients = dict[str, Array]
@@ -119,7 +119,7 @@ def attend(qkv: Array) -> tuple[Array, Callable[[Array], Array]]:
     return (share @ v).swapaxes(1, 2), vjp
 
 
-def block(x: Array, w: Gradients, tp: mh.Group) -> tuple[Array, Vjp]:
+def block(x: Array, w: Gradients, tp: oa.Group) -> tuple[Array, Vjp]:
     """One layer: attention, and two linear layers with a ReLU between them; each adds to what comes in. The ranks of ``tp`` share it."""
     batch, time, width = x.shape
     heads = w["qkv"].shape[-2:]
@@ -151,7 +151,7 @@ def block(x: Array, w: Gradients, tp: mh.Group) -> tuple[Array, Vjp]:
 class Model:
     """What one rank has of the model: some of its layers, and of these some of the heads and columns."""
 
-    def __init__(self, weights: Gradients, tp: mh.Group) -> None:
+    def __init__(self, weights: Gradients, tp: oa.Group) -> None:
         self.weights = weights
         self.tp = tp
         # An array that belongs to another stage is empty here.
@@ -226,7 +226,7 @@ class Training:
     """Weights, optimizer and data of this rank, wherever it is on the mesh."""
 
     def __init__(
-        self, mesh: mh.DeviceMesh, model: type[Model], options: argparse.Namespace, convert: Callable[..., Array]
+        self, mesh: oa.DeviceMesh, model: type[Model], options: argparse.Namespace, convert: Callable[..., Array]
     ) -> None:
         self.mesh, self.dp, self.tp = mesh, mesh.group("dp"), mesh.group("tp")
         self.windows = load()
@@ -347,9 +347,9 @@ def run(training: Training, options: argparse.Namespace) -> None:
 def main(model: type[Model] = Model, convert: Callable[..., Array] = np.asarray, text: str | None = __doc__) -> int:
     """Train, show, save; return the exit code, the same on every rank."""
     options = arguments(text)
-    with mh.init() as group, mh.DeviceMesh(group, (-1, options.pp, options.tp), ("dp", "pp", "tp")) as mesh:
+    with oa.init() as group, oa.DeviceMesh(group, (-1, options.pp, options.tp), ("dp", "pp", "tp")) as mesh:
         if BATCH % (mesh.shape[0] * MICROBATCHES):
-            raise mh.UsageError(
+            raise oa.UsageError(
                 f"dp={mesh.shape[0]} ranks cannot share the {BATCH // MICROBATCHES} sequences of a microbatch evenly; start another number of "
                 "ranks, or give another --pp or --tp"
             )

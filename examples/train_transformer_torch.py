@@ -1,7 +1,7 @@
 """The transformer of train_transformer.py in torch: layers of mp.torch, gradients by autograd. Mesh, training and checkpoints are the same.
 
 python examples/train_transformer_torch.py                                               one process
-manyhands run -n 4 examples/train_transformer_torch.py --pp 2 --tp 2                      four
+oneaccord run -n 4 examples/train_transformer_torch.py --pp 2 --tp 2                      four
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import train_transformer as numpy_version
 from torch import nn
 from torch.nn import functional
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 
 
 class Layers(nn.Module):  # type: ignore[misc]
     """What one rank has of the model, as a module."""
 
-    def __init__(self, weights: dict[str, torch.Tensor], tp: mh.Group, first: bool, last: bool) -> None:
+    def __init__(self, weights: dict[str, torch.Tensor], tp: oa.Group, first: bool, last: bool) -> None:
         super().__init__()
         for name, weight in weights.items():
             self.register_parameter(name, nn.Parameter(weight))  # the same memory, which the optimizer updates
@@ -57,7 +57,7 @@ def normalize(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
 class Model(numpy_version.Model):
     """The module in the place of the functions by hand."""
 
-    def __init__(self, weights: dict[str, torch.Tensor], tp: mh.Group) -> None:
+    def __init__(self, weights: dict[str, torch.Tensor], tp: oa.Group) -> None:
         super().__init__(weights, tp)
         self.layers = Layers(weights, tp, self.first, self.last)
 

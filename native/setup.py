@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
-SOURCES = Path("src/manyhands_native")
+SOURCES = Path("src/oneaccord_native")
 
 # What makes a mistake in C harder to use. Level 3 of _FORTIFY_SOURCE needs GCC 12 or Clang 9; older ones take it for 2.
 HARDENED = [
@@ -73,7 +73,7 @@ class Pack(sdist):
 
 # One wheel for Python 3.11 and all later versions. Where there is no compiler, the package is installed without it, and says so.
 core = Extension(
-    "manyhands_native._core",
+    "oneaccord_native._core",
     sources=sorted(map(str, SOURCES.glob("*.c"))),
     depends=[*sorted(map(str, SOURCES.glob("*.h"))), "setup.py"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")],

@@ -12,7 +12,7 @@ import pytest
 from support import preloaded
 from support.worlds import HYBRIDS, must, thread_world
 
-from manyhands.api import Group
+from oneaccord.api import Group
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,7 +30,7 @@ def run_python(tmp_path: Path) -> Run:
     """Run this Python with some arguments, in an empty folder, and return what it said."""
 
     def run(*arguments: str | Path, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
-        if arguments[:2] == ("-m", "manyhands"):
+        if arguments[:2] == ("-m", "oneaccord"):
             return preloaded.run(arguments, cwd=tmp_path, timeout_s=timeout_s)
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, check=False)

@@ -89,7 +89,7 @@ def main(asked: Sequence[str]) -> int:
     names = [Path(name) for name in asked] or folders(ROOT)
     if changed := git(ROOT, "status", "--porcelain").decode().splitlines():
         print(f"{len(changed)} files differ from the last commit, and are built as they stand there: {changed[0][3:]} ...")
-    with tempfile.TemporaryDirectory(prefix="manyhands-wheels-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="oneaccord-wheels-") as temporary:
         place = Path(temporary)
         first, second = build(ROOT, place / "once", names, 0), build(ROOT, place / "a second time", names, 86_400)
         if found := differences(first, second):

@@ -35,15 +35,15 @@ ROWS: tuple[frozenset[str], ...] = tuple(
 )
 
 # Those of the lab, which may also import all of core; nothing of core imports the lab.
-LAB = "manyhands_lab"
+LAB = "oneaccord_lab"
 LAB_ROWS: tuple[frozenset[str], ...] = (
     frozenset({"bench", "drawing", "simulation"}),
     frozenset({"tuning"}),
     frozenset({"commands"}),
 )
 
-# Those of the training layers, which use what every program may use: `manyhands` itself and its errors.
-PARALLEL = "manyhands_parallel"
+# Those of the training layers, which use what every program may use: `oneaccord` itself and its errors.
+PARALLEL = "oneaccord_parallel"
 PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
@@ -59,7 +59,7 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
 )
 
 # Those of the conformance suite, which strangers run: it uses what every program and every plugin may use.
-CONFORMANCE = "manyhands_conformance"
+CONFORMANCE = "oneaccord_conformance"
 CONFORMANCE_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
@@ -73,9 +73,9 @@ CONFORMANCE_ROWS: tuple[frozenset[str], ...] = tuple(
         "commands pytest",
     )
 )
-MAY_IMPORT = {CONFORMANCE: ("manyhands", "manyhands.api"), PARALLEL: ("manyhands", "manyhands.errors")}
+MAY_IMPORT = {CONFORMANCE: ("oneaccord", "oneaccord.api"), PARALLEL: ("oneaccord", "oneaccord.errors")}
 
-# Rooms that may import nothing of manyhands but these: schedules are data, and know no arrays and no sockets.
+# Rooms that may import nothing of oneaccord but these: schedules are data, and know no arrays and no sockets.
 NARROW: dict[str, frozenset[str]] = {
     "schedule": frozenset({"common", "errors", "schedule"}),
     "drawing": frozenset({"errors", "schedule", "drawing"}),
@@ -83,24 +83,24 @@ NARROW: dict[str, frozenset[str]] = {
 
 # Packages that only some rooms may import, and packages that no module may import at its top.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "typer": ("manyhands.cli", "manyhands_conformance.commands", "manyhands_lab.commands", "manyhands_parallel.commands"),
-    "rich": ("manyhands_conformance.commands", "manyhands_lab.commands", "manyhands_parallel.checkpoint"),
-    "matplotlib": ("manyhands_lab.commands",),
+    "typer": ("oneaccord.cli", "oneaccord_conformance.commands", "oneaccord_lab.commands", "oneaccord_parallel.commands"),
+    "rich": ("oneaccord_conformance.commands", "oneaccord_lab.commands", "oneaccord_parallel.checkpoint"),
+    "matplotlib": ("oneaccord_lab.commands",),
 }
 # But those that derive from a class of such a package, and that others import inside functions.
 NEEDS_AT_TOP: dict[str, str] = {
-    "manyhands_parallel.torch_batch_norm": "torch",
-    "manyhands_parallel.torch_second": "torch",
+    "oneaccord_parallel.torch_batch_norm": "torch",
+    "oneaccord_parallel.torch_second": "torch",
     **{
-        f"manyhands_torch.{name}": "torch"
+        f"oneaccord_torch.{name}": "torch"
         for name in ("backend", "calls", "joining", "process_group", "ranks", "registering", "work")
     },
 }
 NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "jax", "matplotlib", "mpi4py", "torch", "rich"})
 
 # All that a plugin may import of core; what is no backend of ours, but makes one of us, uses what every program may use.
-PLUGINS_MAY_IMPORT = "manyhands.api"
-BRIDGES = ("manyhands_torch",)
+PLUGINS_MAY_IMPORT = "oneaccord.api"
+BRIDGES = ("oneaccord_torch",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Module:
 
     @property
     def room(self) -> str:
-        """The part of the name below the package, ``"schedule"`` for ``manyhands.schedule.steps``; empty for the package."""
+        """The part of the name below the package, ``"schedule"`` for ``oneaccord.schedule.steps``; empty for the package."""
         return room_of(self.name)
 
 
@@ -207,16 +207,16 @@ def check_module(module: Module) -> Iterator[tuple[int, str]]:
         if package in ONLY_IN and f"{own}.{room}" not in ONLY_IN[package]:
             yield item.line, f"{package} is for {' and '.join(ONLY_IN[package])} alone"
         elif package in NEVER_AT_TOP and item.at_top and NEEDS_AT_TOP.get(module.name) != package:
-            yield item.line, f"{package} must be imported inside the function that needs it: `import manyhands` stays light"
-        elif package.startswith("manyhands_") and not own.startswith(package):
+            yield item.line, f"{package} must be imported inside the function that needs it: `import oneaccord` stays light"
+        elif package.startswith("oneaccord_") and not own.startswith(package):
             yield item.line, f"{own} imports {package}; reach it by name, through the plugin manager"
-        elif own in MAY_IMPORT and package == "manyhands":
+        elif own in MAY_IMPORT and package == "oneaccord":
             if item.target not in MAY_IMPORT[own]:
                 yield item.line, f"{own} imports {' and '.join(MAY_IMPORT[own])} alone, and this one {item.target}"
-        elif package not in ("manyhands", own) or not room:
+        elif package not in ("oneaccord", own) or not room:
             continue  # what the package itself offers may come from anywhere
         elif not other:
-            yield item.line, "a module inside manyhands imports the package manyhands itself; import the module that is meant"
+            yield item.line, "a module inside oneaccord imports the package oneaccord itself; import the module that is meant"
         elif room in NARROW and other not in NARROW[room]:
             yield item.line, f"{room} may import only {', '.join(sorted(NARROW[room]))}, and imports {other}"
         elif package == own and other in rows and other != room and rows[other] >= rows[room]:
@@ -228,11 +228,11 @@ def check_plugin(module: Module) -> Iterator[tuple[int, str]]:
     own = module.name.split(".", maxsplit=1)[0]
     for item in module.imports:
         package = item.target.split(".")[0]
-        if own in BRIDGES and item.target in ("manyhands", "manyhands.errors"):
+        if own in BRIDGES and item.target in ("oneaccord", "oneaccord.errors"):
             continue
-        if package == "manyhands" and item.target != PLUGINS_MAY_IMPORT:
+        if package == "oneaccord" and item.target != PLUGINS_MAY_IMPORT:
             yield item.line, f"a plugin imports {PLUGINS_MAY_IMPORT} alone, and this one {item.target}"
-        elif package.startswith("manyhands_") and not own.startswith(package):
+        elif package.startswith("oneaccord_") and not own.startswith(package):
             yield item.line, f"the plugin {own} imports {package}"
 
 

@@ -1,4 +1,4 @@
-"""Check that one module spells the names of manyhands' environment variables, so that each has one meaning, and nobody a list of his own.
+"""Check that one module spells the names of oneaccord' environment variables, so that each has one meaning, and nobody a list of his own.
 
 Usage: python tools/check_variables.py [ROOT]
 
@@ -12,10 +12,10 @@ import re
 import sys
 from pathlib import Path
 
-OWNER = Path("core/src/manyhands/common/variables.py")
-EXEMPT = (Path("plugins/torch/src/manyhands_torch_autoload/__init__.py"),)
+OWNER = Path("core/src/oneaccord/common/variables.py")
+EXEMPT = (Path("plugins/torch/src/oneaccord_torch_autoload/__init__.py"),)
 """Runs in each process that imports torch, and so imports nothing itself."""
-NAME = re.compile(r"MANYHANDS_[A-Z0-9_]+")
+NAME = re.compile(r"ONEACCORD_[A-Z0-9_]+")
 
 
 def check(root: Path) -> list[str]:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.steps import Collective
-from manyhands_lab.drawing.svg import svg_of
-from manyhands_lab.drawing.timeline import timeline_of
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES
+from oneaccord.schedule.steps import Collective
+from oneaccord_lab.drawing.svg import svg_of
+from oneaccord_lab.drawing.timeline import timeline_of
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 PLOTTED_WORLD = 64
@@ -94,9 +94,9 @@ def check(folder: Path = PICTURES) -> list[str]:
 
 def plot(collective: Collective) -> None:
     """Write the plot of a collective."""
-    from manyhands.config.select import Selector
-    from manyhands_lab.commands.plots import write_plot
-    from manyhands_lab.commands.predictions import Question
+    from oneaccord.config.select import Selector
+    from oneaccord_lab.commands.plots import write_plot
+    from oneaccord_lab.commands.predictions import Question
 
     question = Question.of(collective, "1MiB", PLOTTED_WORLD, None)
     write_plot(question, BUILTIN, PICTURES / f"plot_{collective.value}.svg", selector=Selector())

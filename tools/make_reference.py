@@ -1,5 +1,5 @@
-"""Write docs/reference.md, docs/reference-parallel.md and docs/reference-api.md: every public name of `manyhands`, of `manyhands_parallel` and
-of `manyhands.api`, from its docstring.
+"""Write docs/reference.md, docs/reference-parallel.md and docs/reference-api.md: every public name of `oneaccord`, of `oneaccord_parallel` and
+of `oneaccord.api`, from its docstring.
 
 Usage: python tools/make_reference.py [--check]
 
@@ -37,31 +37,31 @@ class Reference:
 
 
 CORE = Reference(
-    "manyhands",
+    "oneaccord",
     ROOT / "docs" / "reference.md",
     """\
 # Reference
 
 Every public name, with its arguments and its errors. `tools/make_reference.py` makes this page from the docstrings, and a test keeps it up to
-date. `help(manyhands.Group.all_reduce)` shows the same in Python. [plugins.md](plugins.md) says what a plugin may import. The training layers have
+date. `help(oneaccord.Group.all_reduce)` shows the same in Python. [plugins.md](plugins.md) says what a plugin may import. The training layers have
 [their own page](reference-parallel.md).
 """,
-    "`import manyhands as mh`",
+    "`import oneaccord as oa`",
 )
 PARALLEL = Reference(
-    "manyhands_parallel",
+    "oneaccord_parallel",
     ROOT / "docs" / "reference-parallel.md",
     """\
 # Reference of the training layers
 
-Every public name of `manyhands_parallel`, with its arguments and its errors: functions, classes, errors, and then the names of the modules
+Every public name of `oneaccord_parallel`, with its arguments and its errors: functions, classes, errors, and then the names of the modules
 `mp.compress`, `mp.jax` and `mp.torch`. [parallel.md](parallel.md) shows how to use them. Groups, meshes and their errors are in the
-[reference of manyhands](reference.md). Like that page, this one is made from the docstrings.
+[reference of oneaccord](reference.md). Like that page, this one is made from the docstrings.
 """,
-    "`import manyhands_parallel as mp`",
+    "`import oneaccord_parallel as mp`",
 )
 API = Reference(
-    "manyhands.api",
+    "oneaccord.api",
     ROOT / "docs" / "reference-api.md",
     """\
 # Reference of the plugin API
@@ -96,8 +96,8 @@ API_SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     ("Memory of GPUs", ("contract.device",), "See `Backend.open_device`."),
     ("Hooks", ("contract.hookspecs", "contract.observe"), ""),
-    ("Algorithms", ("schedule.steps", "schedule.algorithms"), "See `manyhands_register_algorithms`."),
-    ("Launchers", ("launch",), "For a backend whose ranks are not started by `manyhands run`."),
+    ("Algorithms", ("schedule.steps", "schedule.algorithms"), "See `oneaccord_register_algorithms`."),
+    ("Launchers", ("launch",), "For a backend whose ranks are not started by `oneaccord run`."),
     (
         "Worlds of threads, and simulated ones",
         ("",),
@@ -366,19 +366,19 @@ def sections_of_page(package: Any, usage: str) -> list[Section]:
 
 
 def api_sections(package: Any) -> list[Section]:
-    """Return the sections of the page of the API; what is in `manyhands` as well has its place on the page of that."""
+    """Return the sections of the page of the API; what is in `oneaccord` as well has its place on the page of that."""
     core = {str(name).strip("'\"") for name in package.exports}
     hooks = package["contract.hookspecs"]
     names = [str(name).strip("'\"") for name in package["api"].exports]
     things = [package["api"][name] for name in names if name not in core]
-    things += [hooks[name] for name in hooks.members if name.startswith("manyhands_")]
+    things += [hooks[name] for name in hooks.members if name.startswith("oneaccord_")]
     sections = []
     for heading, homes, words in API_SECTIONS:
-        taken = [thing for thing in things if thing.canonical_path.startswith(tuple(f"manyhands.{home}" for home in homes))]
+        taken = [thing for thing in things if thing.canonical_path.startswith(tuple(f"oneaccord.{home}" for home in homes))]
         things = [thing for thing in things if thing not in taken]
         sections.append(Section(heading, words, taken))
     both = " · ".join(f"`{name}`" for name in names if name in core)
-    sections.append(Section("In manyhands as well", f"These are on the [page of manyhands](reference.md): {both}.", []))
+    sections.append(Section("In oneaccord as well", f"These are on the [page of oneaccord](reference.md): {both}.", []))
     return sections
 
 

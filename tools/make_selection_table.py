@@ -1,4 +1,4 @@
-"""Write the table by which manyhands chooses algorithms, from what the model predicts. It takes the better part of an hour.
+"""Write the table by which oneaccord chooses algorithms, from what the model predicts. It takes the better part of an hour.
 
 Usage: python tools/make_selection_table.py
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from manyhands.config.select import write_table
-from manyhands_lab.tuning.model import SLACK, TOLERANCE, model_rules
+from oneaccord.config.select import write_table
+from oneaccord_lab.tuning.model import SLACK, TOLERANCE, model_rules
 
-TABLE = Path(__file__).resolve().parent.parent / "core" / "src" / "manyhands" / "config" / "select" / "default.toml"
+TABLE = Path(__file__).resolve().parent.parent / "core" / "src" / "oneaccord" / "config" / "select" / "default.toml"
 
 HEADING = (
     "The algorithm of each call: rows are read from the top, and the first that fits is taken.",

@@ -14,8 +14,8 @@ from enum import Enum, Flag
 from pathlib import Path
 from typing import NamedTuple
 
-from manyhands.control import client_states, store_states
-from manyhands.control.store_states import State
+from oneaccord.control import client_states, store_states
+from oneaccord.control.store_states import State
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "elastic.md"

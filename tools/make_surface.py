@@ -1,4 +1,4 @@
-"""Write core/tests/api_surface.txt: every name of `manyhands.api` with its signature, fields and abstract methods, and the hooks.
+"""Write core/tests/api_surface.txt: every name of `oneaccord.api` with its signature, fields and abstract methods, and the hooks.
 
 Usage: python tools/make_surface.py [--check]
 
@@ -23,8 +23,8 @@ FILE = ROOT / "core" / "tests" / "api_surface.txt"
 LONGEST = 160
 MADE_BY_CORE = frozenset({"Group", "Work"})
 MUST_GROW = """\
-Something that plugins may use is gone or has changed, or they must implement more. API_VERSION (in manyhands/contract/backend.py) must grow,
-unless all that was written for the old lines still works. A name that goes stays for one version: see _DEPRECATED in manyhands/api.py.
+Something that plugins may use is gone or has changed, or they must implement more. API_VERSION (in oneaccord/contract/backend.py) must grow,
+unless all that was written for the old lines still works. A name that goes stays for one version: see _DEPRECATED in oneaccord/api.py.
 Then write the file anew: python tools/make_surface.py"""
 MAY_STAY = """\
 Only what plugins need not use was added, so API_VERSION may stay. Write the file anew: python tools/make_surface.py"""
@@ -72,7 +72,7 @@ def lines_of_class(name: str, owner: Any) -> Iterator[str]:
 def surface() -> str:
     """Return the whole surface, a paragraph for each name."""
     loader = griffe.GriffeLoader(search_paths=SOURCES, docstring_parser="numpy", allow_inspection=False)
-    package = loader.load("manyhands")
+    package = loader.load("oneaccord")
     api, hooks = package["api"], package["contract.hookspecs"]
     loader.resolve_aliases()
     paragraphs = []
@@ -84,7 +84,7 @@ def surface() -> str:
             paragraphs.append(flat(thing, name))
         else:
             paragraphs.append(name + value_of(thing))
-    paragraphs += [f"hook {flat(hooks[name], name)}" for name in hooks.members if name.startswith("manyhands_")]
+    paragraphs += [f"hook {flat(hooks[name], name)}" for name in hooks.members if name.startswith("oneaccord_")]
     return "\n\n".join(paragraphs) + "\n"
 
 
@@ -92,7 +92,7 @@ def changes(old: str, new: str) -> str:
     """Say what has changed from one surface to another, and what to do about it; empty where nothing has."""
     if old == new:
         return ""
-    diff = list(difflib.unified_diff(old.splitlines(), new.splitlines(), "api_surface.txt", "manyhands.api", n=2, lineterm=""))
+    diff = list(difflib.unified_diff(old.splitlines(), new.splitlines(), "api_surface.txt", "oneaccord.api", n=2, lineterm=""))
     breaks = any(line.startswith("-") or line.lstrip("+ ").startswith("abstract ") for line in diff[2:] if line[0] in "+-")
     return "\n".join([*diff, "", MUST_GROW if breaks else MAY_STAY])
 

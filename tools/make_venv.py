@@ -16,7 +16,7 @@ import sys
 if sys.version_info < (3, 11):
     # This module must parse under older versions, so that people read this line and no traceback.
     sys.exit(
-        "manyhands needs Python 3.11 or newer, and '%s' is %d.%d; name another one: make PYTHON=python3.11"  # noqa: UP031
+        "oneaccord needs Python 3.11 or newer, and '%s' is %d.%d; name another one: make PYTHON=python3.11"  # noqa: UP031
         % (sys.executable, sys.version_info[0], sys.version_info[1])
     )
 

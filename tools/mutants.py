@@ -305,7 +305,7 @@ class Bench:
         sources = [str(path) for each in ("*/src", "plugins/*/src") for path in sorted(self.root.glob(each))]
         command = [sys.executable, "-m", "pytest", *self._options, *more, *tests]
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="manyhands-mutants-") as storage, tempfile.TemporaryFile("w+") as output:
+        with tempfile.TemporaryDirectory(prefix="oneaccord-mutants-") as storage, tempfile.TemporaryFile("w+") as output:
             # An example that found one mutant would find the next one sooner.
             environ = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "HYPOTHESIS_STORAGE_DIRECTORY": storage}
             process = subprocess.Popen(
@@ -378,7 +378,7 @@ def copy_of_head(base: str | None) -> Iterator[Path]:
     """Make a copy of HEAD, with the tests of another revision if one is given."""
     if git("status", "--porcelain", "--untracked-files=no"):
         print("what is not committed is left out")
-    with tempfile.TemporaryDirectory(prefix="manyhands-mutants-") as folder:
+    with tempfile.TemporaryDirectory(prefix="oneaccord-mutants-") as folder:
         root = Path(folder) / "tree"
         git("worktree", "add", "--quiet", "--detach", root, "HEAD")
         try:

@@ -1,4 +1,4 @@
-"""Prove every algorithm that comes with manyhands: all worlds, every root, every number of ranks per host, 1 to 3 segments.
+"""Prove every algorithm that comes with oneaccord: all worlds, every root, every number of ranks per host, 1 to 3 segments.
 
 `make test` proves most of this; the whole takes ten minutes on two cores. The first counterexample ends it.
 
@@ -11,15 +11,15 @@ import argparse
 import multiprocessing
 import time
 
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.proof.verify import ScheduleError, verify
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES
+from oneaccord.schedule.proof.verify import ScheduleError, verify
 
 SEGMENTS = (1, 2, 3)
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """Return the name by which `manyhands show` knows an algorithm."""
+    """Return the name by which `oneaccord show` knows an algorithm."""
     return f"{algorithm.name}_{algorithm.collective.value}"
 
 

@@ -23,10 +23,10 @@ def main() -> int:
     dist = ROOT / "dist"
     found = [re.match(r"(\w+)-([^-]+)-", path.name) for path in sorted(dist.glob("*.whl"))]
     wheels = {match[1].replace("_", "-"): match[2] for match in found if match}
-    if "manyhands" not in wheels:
+    if "oneaccord" not in wheels:
         print(f"{dist} has no wheels of all distributions: `make wheels` builds them")
         return 1
-    with tempfile.TemporaryDirectory(prefix="manyhands-sbom-") as folder:
+    with tempfile.TemporaryDirectory(prefix="oneaccord-sbom-") as folder:
         python = Path(folder) / "bin" / "python"
         subprocess.run([TOOLS / "uv", "venv", "--quiet", "--no-project", "--python", sys.executable, folder], check=True)
         install: list[str | Path] = [
@@ -43,7 +43,7 @@ def main() -> int:
         # Ours come from here alone: an index may have something else under these names.
         ours = [f"{name}=={version}" for name, version in wheels.items()]
         subprocess.run([*install, "--no-index", "--no-deps", *ours], check=True)
-        everything = f"manyhands[all]=={wheels['manyhands']}"
+        everything = f"oneaccord[all]=={wheels['oneaccord']}"
         subprocess.run([*install, "--constraints", ROOT / "requirements-dev.lock", everything, *ours], check=True)
         target = dist / "sbom.cdx.json"
         options: list[str | Path] = [

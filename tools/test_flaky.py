@@ -259,7 +259,7 @@ def perform(plan: Plan, busy: int, seed: int, folder: Path) -> Run:
     xml, log = name.with_suffix(".xml"), name.with_suffix(".log")
     xml.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", *SUITE, *OF_A_RUN, f"--hypothesis-seed={seed}", f"--junitxml={xml}", *plan.tests]
-    storage = tempfile.TemporaryDirectory(prefix="manyhands-flaky-")  # else an example that failed would fail in each later run
+    storage = tempfile.TemporaryDirectory(prefix="oneaccord-flaky-")  # else an example that failed would fail in each later run
     more = {"PYTHONHASHSEED": str(seed % 2**32), "HYPOTHESIS_STORAGE_DIRECTORY": storage.name}
     with storage, load(busy), log.open("wb") as output:
         began, used = time.monotonic(), cpu_of_children()
@@ -321,7 +321,7 @@ def prepare(asked: argparse.Namespace) -> tuple[Plan, Path]:
         told = json.loads((asked.resume / "plan.json").read_text(encoding="utf-8"))
         return Plan(**{**told, "loads": tuple(told["loads"]), "tests": tuple(told["tests"])}), asked.resume
     plan = Plan(asked.runs, asked.loads, asked.seed, tuple(asked.tests), asked.limit)
-    folder = asked.folder or Path(tempfile.mkdtemp(prefix="manyhands-flaky-"))
+    folder = asked.folder or Path(tempfile.mkdtemp(prefix="oneaccord-flaky-"))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
     return plan, folder

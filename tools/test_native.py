@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "native" / "src" / "manyhands_native"
+SOURCE = ROOT / "native" / "src" / "oneaccord_native"
 SANITIZERS = {"address": ("address,undefined", ["asan", "ubsan"]), "thread": ("thread", ["tsan"])}
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0",  # Python itself keeps memory until the end
@@ -42,7 +42,7 @@ def run_tests(*arguments: str, more: Mapping[str, str]) -> bool:
 def sanitized(part: str, folder: Path) -> bool:
     """Build the compiled part with a sanitizer, and test it; tell whether all is well."""
     flags, libraries = SANITIZERS[part]
-    package = folder / "manyhands_native"
+    package = folder / "oneaccord_native"
     package.mkdir()
     for name in ("__init__.py", "mailbox.h"):
         shutil.copy(SOURCE / name, package)
@@ -80,7 +80,7 @@ def main(parts: list[str]) -> int:
         print(f"--- {part}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             if not (
-                run_tests("-n", "2", *CALLS, more={"MANYHANDS_NATIVE": "false"})
+                run_tests("-n", "2", *CALLS, more={"ONEACCORD_NATIVE": "false"})
                 if part == "python"
                 else sanitized(part, Path(folder))
             ):

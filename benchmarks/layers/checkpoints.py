@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 from layers.turns import Action, Row, in_turns, medians
 
 
-def checkpoints(group: mh.Group, rounds: int, mebibytes: int, folder: Path) -> tuple[list[Row], list[Row]]:
+def checkpoints(group: oa.Group, rounds: int, mebibytes: int, folder: Path) -> tuple[list[Row], list[Row]]:
     """Measure saves and loads of one replicated tree by all ranks, and how long an asynchronous save keeps the program."""
     import torch
     import torch.distributed.checkpoint as dcp
@@ -57,7 +57,7 @@ def checkpoints(group: mh.Group, rounds: int, mebibytes: int, folder: Path) -> t
         group.barrier()
 
     writers: dict[str, Action] = {
-        "manyhands": lambda: mp.save(tree, folder / "ours", group, check=False),
+        "oneaccord": lambda: mp.save(tree, folder / "ours", group, check=False),
         "torch DCP": lambda: dcp.save(tree, storage_writer=dcp.FileSystemWriter(folder / "dcp", sync_files=True)),
         "np.save on rank 0": np_save,
         "bare writes on all ranks": bare,
@@ -74,7 +74,7 @@ def checkpoints(group: mh.Group, rounds: int, mebibytes: int, folder: Path) -> t
             into[name].numpy()[...] = np.load(folder / f"{name}.npy")
 
     readers: dict[str, Action] = {
-        "manyhands": lambda: mp.load(folder / "ours", like=into, group=group),
+        "oneaccord": lambda: mp.load(folder / "ours", like=into, group=group),
         "torch DCP": lambda: dcp.load(into, storage_reader=dcp.FileSystemReader(folder / "dcp")),
         "np.save on rank 0": np_load,
     }
@@ -87,7 +87,7 @@ def checkpoints(group: mh.Group, rounds: int, mebibytes: int, folder: Path) -> t
     return found, stalls(group, rounds, tree, folder, fresh)
 
 
-def stalls(group: mh.Group, rounds: int, tree: Any, folder: Path, fresh: Callable[[str], object]) -> list[Row]:
+def stalls(group: oa.Group, rounds: int, tree: Any, folder: Path, fresh: Callable[[str], object]) -> list[Row]:
     """Measure how long an asynchronous save keeps the program, next to a copy of the tree."""
     import torch
     import torch.distributed.checkpoint as dcp
@@ -117,6 +117,6 @@ def stalls(group: mh.Group, rounds: int, tree: Any, folder: Path, fresh: Callabl
 
     background = dist.new_group(backend="gloo")
     with mp.AsyncSaver(folder / "async", group, keep=1) as saver:
-        found = medians(in_turns({"manyhands": ours, "torch DCP": theirs, "a copy alone": copy}, rounds, group, before=before))
+        found = medians(in_turns({"oneaccord": ours, "torch DCP": theirs, "a copy alone": copy}, rounds, group, before=before))
         before("")
     return [{"by": name, "stall_ms": seconds * 1e3} for name, seconds in found.items()]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 from layers.turns import Action, Row, in_turns, medians
 
 MICROBATCHES = 8
@@ -76,7 +76,7 @@ class Layer:
         return {"weights": self.diary.timed("weight", self.pause_s, lambda: kept[0].x.T @ kept[1])}
 
 
-def pipelines(group: mh.Group, backend: str, rounds: int) -> list[Row]:
+def pipelines(group: oa.Group, backend: str, rounds: int) -> list[Row]:
     """Measure steps of each schedule on pauses, and on products of matrices where each rank has a processor."""
     import torch
 
@@ -92,13 +92,13 @@ def pipelines(group: mh.Group, backend: str, rounds: int) -> list[Row]:
         for name, plan in plans.items():
             weights = torch.randn(plan.virtual_stages, width, width, generator=torch.Generator().manual_seed(1)) / width**0.5
             mine = [weights[stage] for stage in plan.stages_of(group.rank)]
-            for by, make in ((f"manyhands, {backend}", ours), ("torch, gloo", theirs)):
+            for by, make in ((f"oneaccord, {backend}", ours), ("torch, gloo", theirs)):
                 diary = Diary()
                 step = make(plan, [Layer(each, pause_s, diary) for each in mine], group, x, y)
                 if step is not None:
                     diaries[by, name], steps[by, name] = diary, step
             if ("torch, gloo", name) in steps:
-                torch.testing.assert_close(steps[f"manyhands, {backend}", name](), steps["torch, gloo", name]())
+                torch.testing.assert_close(steps[f"oneaccord, {backend}", name](), steps["torch, gloo", name]())
         days: dict[str, list[list[Pass]]] = {}
         actions: dict[str, Action] = {}
         for (by, name), step in steps.items():
@@ -148,8 +148,8 @@ def idle_share(ranks: Sequence[Sequence[Sequence[Pass]]]) -> tuple[float, list[f
     return statistics.median(shares), [statistics.median(each) for each in lasted]
 
 
-def ours(plan: mp.Plan, layers: list[Layer], group: mh.Group, x: Any, y: Any) -> Callable[[], Any]:
-    """Return a step by manyhands, which returns the gradients of this rank."""
+def ours(plan: mp.Plan, layers: list[Layer], group: oa.Group, x: Any, y: Any) -> Callable[[], Any]:
+    """Return a step by oneaccord, which returns the gradients of this rank."""
 
     def loss(output: Any, target: Any) -> tuple[Any, Any]:
         return (output - target).square().mean(), 2 * (output - target) / output.numel()
@@ -165,7 +165,7 @@ def ours(plan: mp.Plan, layers: list[Layer], group: mh.Group, x: Any, y: Any) ->
     return step
 
 
-def theirs(plan: mp.Plan, layers: list[Layer], group: mh.Group, x: Any, y: Any) -> Callable[[], Any] | None:
+def theirs(plan: mp.Plan, layers: list[Layer], group: oa.Group, x: Any, y: Any) -> Callable[[], Any] | None:
     """Return a step by torch, which returns the gradients of this rank; None if torch has no such schedule."""
     import torch
     from torch.distributed import pipelining

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 from layers.turns import Action, Row, in_turns, medians
 
 EDGES = {"16 KiB": 64, "64 MiB": 4096}
@@ -21,7 +21,7 @@ _SENT = 200
 """Where the Linux kernel's tcp_info has the bytes that a socket has sent."""
 
 
-def redistribute(group: mh.Group, backend: str, rounds: int) -> list[Row]:
+def redistribute(group: oa.Group, backend: str, rounds: int) -> list[Row]:
     """Measure Shard(0) -> Shard(1) of a matrix, and count what each rank sends."""
     import torch
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
@@ -33,7 +33,7 @@ def redistribute(group: mh.Group, backend: str, rounds: int) -> list[Row]:
         ours = mp.distribute(x, group, [mp.Shard(0)])
         theirs = DTensor.from_local(torch.from_numpy(ours.local), mesh, [Shard(0)])
         actions: dict[str, Action] = {
-            f"manyhands, {backend}": partial(ours.redistribute, [mp.Shard(1)]),
+            f"oneaccord, {backend}": partial(ours.redistribute, [mp.Shard(1)]),
             "torch DTensor, gloo": partial(theirs.redistribute, mesh, [Shard(1)]),
         }
         mine = ours.redistribute([mp.Shard(1)]).local
@@ -42,7 +42,7 @@ def redistribute(group: mh.Group, backend: str, rounds: int) -> list[Row]:
         table = round(sum(step.bytes_per_rank for step in ours.explain([mp.Shard(1)])))
         found = medians(in_turns(actions, rounds, group))
         for name, action in actions.items():
-            counted = name != f"manyhands, {backend}" or backend == "tcp"
+            counted = name != f"oneaccord, {backend}" or backend == "tcp"
             sent = (sent_in(action, group) - sent_in(lambda: None, group)) if counted else None
             rows.append(
                 {
@@ -57,7 +57,7 @@ def redistribute(group: mh.Group, backend: str, rounds: int) -> list[Row]:
     return rows
 
 
-def sent_in(action: Action, group: mh.Group) -> int:
+def sent_in(action: Action, group: oa.Group) -> int:
     """Return how many bytes this rank sends over TCP during an action of all ranks and a barrier, as the kernel counts them."""
     group.barrier()
     before = _sent()

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 from layers.turns import Action, Row, in_turns, medians
 
 CASES = {
@@ -29,7 +29,7 @@ def same(x: Any) -> Any:
     return x
 
 
-def calls(group: mh.Group, backend: str, rounds: int, folder: Path) -> list[Row]:
+def calls(group: oa.Group, backend: str, rounds: int, folder: Path) -> list[Row]:
     """Measure calls from rank 0 of a function on rank 1, which returns its argument."""
     import torch
     import torch.distributed.rpc as theirs
@@ -41,7 +41,7 @@ def calls(group: mh.Group, backend: str, rounds: int, folder: Path) -> list[Row]
             array = np.arange(nbytes // 4, dtype=np.float32) if nbytes else 1
             tensor = torch.arange(nbytes // 4, dtype=torch.float32) if nbytes else 1
             begin: dict[str, Callable[[], Any]] = {
-                f"manyhands, {backend}": partial(service.call, 1, "same", array),
+                f"oneaccord, {backend}": partial(service.call, 1, "same", array),
                 "torch, TensorPipe": partial(theirs.rpc_async, "rank1", same, args=(tensor,)),
             }
             latencies: dict[str, list[float]] = {name: [] for name in begin}
@@ -69,7 +69,7 @@ def calls(group: mh.Group, backend: str, rounds: int, folder: Path) -> list[Row]
 class Agent:
     """torch's agent, which is there while it is torch's turn alone: a thread of it keeps a processor busy, and slows all others."""
 
-    def __init__(self, group: mh.Group, folder: Path) -> None:
+    def __init__(self, group: oa.Group, folder: Path) -> None:
         self._group = group
         self._folder = folder
         self._number = 0

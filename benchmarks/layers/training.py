@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 from layers.turns import Action, Row, in_turns, medians
 
 MODELS = {"8 layers of 1024": (8, 1024, 64), "96 layers of 96": (96, 96, 64)}
@@ -24,8 +24,8 @@ def model_of(layers: int, width: int) -> Any:
     return torch.nn.Sequential(*(part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.ReLU())))
 
 
-def steps(groups: Mapping[str, mh.Group], group: mh.Group, rounds: int) -> list[Row]:
-    """Measure a step of each model: alone, by torch over Gloo, and by manyhands over each backend."""
+def steps(groups: Mapping[str, oa.Group], group: oa.Group, rounds: int) -> list[Row]:
+    """Measure a step of each model: alone, by torch over Gloo, and by oneaccord over each backend."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -64,7 +64,7 @@ def steps(groups: Mapping[str, mh.Group], group: mh.Group, rounds: int) -> list[
             rows.append(
                 {
                     "model": name,
-                    "by": "torch DDP, gloo" if who == "gloo" else f"manyhands, {who}",
+                    "by": "torch DDP, gloo" if who == "gloo" else f"oneaccord, {who}",
                     "step_ms": whole * 1e3,
                     "alone_ms": found["alone"] * 1e3,
                     "all_reduce_ms": apart * 1e3,
@@ -75,7 +75,7 @@ def steps(groups: Mapping[str, mh.Group], group: mh.Group, rounds: int) -> list[
     return rows
 
 
-def memory(group: mh.Group) -> list[Row]:
+def memory(group: oa.Group) -> list[Row]:
     """Count what a rank holds at most in a step with Adam, and compare it with the formula."""
     units, rows_of, n = 8, 256, group.world_size
     params = {f"layer{i}": {"w": np.ones((rows_of, rows_of), np.float32)} for i in range(units)}

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import manyhands as mh
+import oneaccord as oa
 
 Row = dict[str, Any]
 Action = Callable[[], object]
 
 
 def in_turns(
-    actions: Mapping[str, Action], rounds: int, group: mh.Group, before: Callable[[str], object] = lambda _: None
+    actions: Mapping[str, Action], rounds: int, group: oa.Group, before: Callable[[str], object] = lambda _: None
 ) -> dict[str, list[float]]:
     """Call each action once a round, after ``before(name)``, in an order that rotates and turns round.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands_conformance import patience
+from oneaccord_conformance import patience
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "broken"))  # also for the factory, which core imports by its name
 
@@ -46,7 +46,7 @@ def loft() -> str:
     import broken_loft
     import broken_natives
 
-    from manyhands.config.plugins import get_plugin_manager
+    from oneaccord.config.plugins import get_plugin_manager
 
     get_plugin_manager().register(broken_loft, "loft")
     get_plugin_manager().register(broken_natives.Natives(), "natives of loft")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from support.peer_worlds import real_ucc
 
-from manyhands_conformance.pytest import BackendConformance
+from oneaccord_conformance.pytest import BackendConformance
 
 
 class TestTcp(BackendConformance):

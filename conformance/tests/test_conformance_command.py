@@ -1,4 +1,4 @@
-"""`manyhands check`, its reports, and the rule of the pytest classes."""
+"""`oneaccord check`, its reports, and the rule of the pytest classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from manyhands.cli.main import main
-from manyhands_conformance import CHAPTERS, Check, WorldMaker, all_checks, check, choose, registry
-from manyhands_conformance.pytest import BackendConformance
+from oneaccord.cli.main import main
+from oneaccord_conformance import CHAPTERS, Check, WorldMaker, all_checks, check, choose, registry
+from oneaccord_conformance.pytest import BackendConformance
 
 
 def run(*words: str) -> int:
@@ -42,7 +42,7 @@ def test_a_backend_that_conforms_ends_well_and_is_reported_everywhere(
 def test_a_backend_that_does_not_conform_is_told_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], loft: str
 ) -> None:
-    config, junit = tmp_path / "manyhands.toml", tmp_path / "junit.xml"
+    config, junit = tmp_path / "oneaccord.toml", tmp_path / "junit.xml"
     config.write_text('[backends.loft]\nfault = "the last byte of odd lengths above 64 KiB is lost"\n')
     words = ["--only", "messages.every_size", "--only", "messages.order", "--quick", "--config", str(config)]
     assert run(loft, *words, "--junit", str(junit), "--json", "-") == 1

@@ -7,7 +7,7 @@ from support.device_worlds import HYBRID, gpus
 from support.fake_gpu import fake_communicator
 from support.fake_gpu.fake_nccl import FakeNccl
 
-from manyhands_conformance import Check, WorldMaker, all_checks, run_check
+from oneaccord_conformance import Check, WorldMaker, all_checks, run_check
 
 __all__ = ["gpus"]
 

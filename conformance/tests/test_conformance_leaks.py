@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from manyhands_conformance import Outcome, patience
-from manyhands_conformance.chapters import death_, leaks_
+from oneaccord_conformance import Outcome, patience
+from oneaccord_conformance.chapters import death_, leaks_
 
 
 @pytest.fixture

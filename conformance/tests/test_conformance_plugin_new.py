@@ -1,4 +1,4 @@
-"""`manyhands plugin new`: what it writes works as a stranger's distribution, and what it cannot write it refuses."""
+"""`oneaccord plugin new`: what it writes works as a stranger's distribution, and what it cannot write it refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.cli.main import main
+from oneaccord.cli.main import main
 
 PATIENCE_S = 280.0
 
@@ -23,7 +23,7 @@ def new(*words: str) -> int:
 
 def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python outside the repository, with the packages of ``site``."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")}
     environ["PYTHONPATH"] = str(site)
     return subprocess.run(
         [sys.executable, *words], cwd=site.parent, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -47,22 +47,22 @@ def test_a_new_distribution_is_whole_and_bears_its_name_alone(site: Path) -> Non
         ".github/workflows/test.yml",
         "README.md",
         "pyproject.toml",
-        "src/manyhands_carrier_dove/py.typed",
+        "src/oneaccord_carrier_dove/py.typed",
         "tests/test_conformance.py",
     } <= files
     assert not [file for file in files if "pigeon" in file or "pigeon" in (source / file).read_text()]
 
 
 def test_a_new_distribution_is_listed_and_runs(site: Path) -> None:
-    doctor = run(site, "-m", "manyhands", "doctor")
+    doctor = run(site, "-m", "oneaccord", "doctor")
     line = next(line for line in doctor.stdout.splitlines() if "carrier-dove" in line)
     assert "one socket for each pair of ranks" in line, doctor.stdout
     (site.parent / "program.py").write_text(
-        "import numpy as np, manyhands as mh\n"
-        "with mh.init() as group:\n"
+        "import numpy as np, oneaccord as oa\n"
+        "with oa.init() as group:\n"
         "    print(group.backend_name, group.all_reduce(np.ones(3)))\n"
     )
-    done = run(site, "-m", "manyhands", "run", "-n", "4", "--backend", "carrier-dove", "program.py")
+    done = run(site, "-m", "oneaccord", "run", "-n", "4", "--backend", "carrier-dove", "program.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("carrier-dove [4. 4. 4.]") == 4
 
@@ -77,7 +77,7 @@ def test_the_tests_of_a_new_distribution_pass(site: Path) -> None:
 
 @pytest.mark.long
 def test_the_types_of_a_new_distribution_are_complete(site: Path) -> None:
-    done = run(site, "-m", "mypy", "--strict", "--no-incremental", "-p", "manyhands_carrier_dove")
+    done = run(site, "-m", "mypy", "--strict", "--no-incremental", "-p", "oneaccord_carrier_dove")
     assert done.returncode == 0, done.stdout
 
 

@@ -14,7 +14,7 @@ from math import ceil, floor, log2
 
 import pytest
 
-from manyhands.schedule.algorithms import (
+from oneaccord.schedule.algorithms import (
     bruck,
     circulant,
     composed,
@@ -26,11 +26,11 @@ from manyhands.schedule.algorithms import (
     ring,
     tree,
 )
-from manyhands.schedule.algorithms.cost import Cost
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.contracts import PROMISES, Contract, Layout
-from manyhands.schedule.proof.verify import Report, verify
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
+from oneaccord.schedule.algorithms.cost import Cost
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES, Contract, Layout
+from oneaccord.schedule.proof.verify import Report, verify
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
 
 Address = tuple[int, int]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.schedule.algorithms import ring, tree
-from manyhands.schedule.algorithms.draft import Draft
-from manyhands.schedule.proof.verify import OverlapError, verify
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, Reduce, Ref, Schedule, Send
+from oneaccord.schedule.algorithms import ring, tree
+from oneaccord.schedule.algorithms.draft import Draft
+from oneaccord.schedule.proof.verify import OverlapError, verify
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, Reduce, Ref, Schedule, Send
 
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 

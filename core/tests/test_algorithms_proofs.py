@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.proof.verify import Report, verify
-from manyhands.schedule.steps import Collective, Copy, Schedule
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES
+from oneaccord.schedule.proof.verify import Report, verify
+from oneaccord.schedule.steps import Collective, Copy, Schedule
 
 
 def names(algorithm: Algorithm) -> str:

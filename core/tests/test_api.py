@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from manyhands import api
+from oneaccord import api
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -48,7 +48,7 @@ def test_the_surface_is_the_one_that_plugins_were_promised(tool: ModuleType) -> 
 def test_a_change_is_shown_with_what_to_do(tool: ModuleType, old: str, new: str, grows: bool) -> None:
     before = "class Transfer(ABC)\n    abstract wait() -> None\n    mailbox(peer: int) -> Mailbox | None\n"
     told = tool.changes(before, before.replace(old, new))
-    assert ("API_VERSION (in manyhands/contract/backend.py) must grow" in told) == grows
+    assert ("API_VERSION (in oneaccord/contract/backend.py) must grow" in told) == grows
     assert ("so API_VERSION may stay" in told) != grows
     assert "python tools/make_surface.py" in told
     assert all(f"+{line}" in told for line in new.splitlines() if line not in before)
@@ -56,10 +56,10 @@ def test_a_change_is_shown_with_what_to_do(tool: ModuleType, old: str, new: str,
 
 def test_a_deprecated_name_works_for_one_version_and_says_what_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(api._DEPRECATED, "Pigeonhole", ("Mailbox", api.API_VERSION))
-    words = rf"^manyhands.api.Pigeonhole is deprecated in version {api.API_VERSION} .* gone in version {api.API_VERSION + 1}: use manyhands.api.Mailbox$"
+    words = rf"^oneaccord.api.Pigeonhole is deprecated in version {api.API_VERSION} .* gone in version {api.API_VERSION + 1}: use oneaccord.api.Mailbox$"
     for _ in range(2):  # every use is told, not the first alone
         with pytest.warns(DeprecationWarning, match=words) as caught:
-            from manyhands.api import Pigeonhole  # type: ignore[attr-defined]
+            from oneaccord.api import Pigeonhole  # type: ignore[attr-defined]
         assert Pigeonhole is api.Mailbox
         assert caught[0].filename == __file__
     with pytest.raises(AttributeError, match="has no attribute 'Dovecote'"):

@@ -8,8 +8,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from manyhands.arrays.memory import bytes_of, check_out, contiguous, to_array
-from manyhands.errors import LayoutError
+from oneaccord.arrays.memory import bytes_of, check_out, contiguous, to_array
+from oneaccord.errors import LayoutError
 
 
 def test_an_array_is_taken_as_it_is():

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from manyhands.config.plugins import PluginManager
-from manyhands.config.plugins.choice import candidates, weigh
-from manyhands.errors import BackendUnavailableError, UnknownBackendError
-from manyhands.job.autobackend import _Candidate, _Card, _rank
+from oneaccord.config.plugins import PluginManager
+from oneaccord.config.plugins.choice import candidates, weigh
+from oneaccord.errors import BackendUnavailableError, UnknownBackendError
+from oneaccord.job.autobackend import _Candidate, _Card, _rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_without_any_candidate_there_is_nothing_to_choose_from(plugins: PluginFa
 
 
 def test_without_any_backend_only_installing_one_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.config.plugins.manager.installed", lambda group: ())
+    monkeypatch.setattr("oneaccord.config.plugins.manager.installed", lambda group: ())
     with pytest.raises(
         BackendUnavailableError, match="can run here: none is installed\ninstall one, for example with: pip install"
     ):
@@ -78,10 +78,10 @@ def test_a_blocked_backend_is_not_said_to_be_missing(plugins: PluginFactory, man
 def test_the_doctor_tells_both(plugins: PluginFactory, run_python: Callable[..., CompletedProcess[str]], others: bool) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
     plugins.backend("beta", f"factory='os:getcwd', auto_priority=5, one_host={others}")
-    only = {"MANYHANDS_PLUGINS": "alpha,beta", "MANYHANDS_NO_AUTOLOAD": "1"}
+    only = {"ONEACCORD_PLUGINS": "alpha,beta", "ONEACCORD_NO_AUTOLOAD": "1"}
 
-    report = json.loads(run_python("-m", "manyhands", "doctor", "--json", **only).stdout)
-    lines = run_python("-m", "manyhands", "doctor", **only).stdout.splitlines()
+    report = json.loads(run_python("-m", "oneaccord", "doctor", "--json", **only).stdout)
+    lines = run_python("-m", "oneaccord", "doctor", **only).stdout.splitlines()
 
     assert report["auto"]["backend"] == "beta"
     assert report["auto"]["backend_on_several_hosts"] == ("alpha" if others else "beta")
@@ -96,9 +96,9 @@ def test_the_doctor_imports_factories_and_lists_modules_of_the_config(
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
     plugins.backend("beta", "factory='no_such_package:make', auto_priority=5")
     (tmp_path / "my_observers.py").write_text("")
-    only = {"MANYHANDS_PLUGINS": "alpha,beta,my_observers", "MANYHANDS_NO_AUTOLOAD": "1"}
+    only = {"ONEACCORD_PLUGINS": "alpha,beta,my_observers", "ONEACCORD_NO_AUTOLOAD": "1"}
 
-    report = json.loads(run_python("-m", "manyhands", "doctor", "--json", **only).stdout)
+    report = json.loads(run_python("-m", "oneaccord", "doctor", "--json", **only).stdout)
 
     runs = {each["name"]: (each["available"], each["reason"]) for each in report["backends"]}
     assert runs["alpha"] == (True, None)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from manyhands.cli.console import print_command, print_table, print_text
-from manyhands.common.installing import install_command
-from manyhands.config.plugins import EXTENSION_GROUP
-from manyhands.errors import UsageError
+from oneaccord.cli.console import print_command, print_table, print_text
+from oneaccord.common.installing import install_command
+from oneaccord.config.plugins import EXTENSION_GROUP
+from oneaccord.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     Run = Callable[..., CompletedProcess[str]]
 
 # The plugins of the environment stay out of these tests.
-ONLY = {"MANYHANDS_NO_AUTOLOAD": "1"}
+ONLY = {"ONEACCORD_NO_AUTOLOAD": "1"}
 
 
 @pytest.fixture
-def manyhands(run_python: Run) -> Run:
-    """``python -m manyhands``, with the backends that are named in MANYHANDS_PLUGINS alone."""
+def oneaccord(run_python: Run) -> Run:
+    """``python -m oneaccord``, with the backends that are named in ONEACCORD_PLUGINS alone."""
 
     def run(*args: str, plugins: str = "alpha", **variables: str) -> CompletedProcess[str]:
-        return run_python("-m", "manyhands", *args, MANYHANDS_PLUGINS=plugins, **ONLY, **variables)
+        return run_python("-m", "oneaccord", *args, ONEACCORD_PLUGINS=plugins, **ONLY, **variables)
 
     return run
 
 
-def test_doctor_tells_programs_what_is_there(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+def test_doctor_tells_programs_what_is_there(plugins: PluginFactory, oneaccord: Run, tmp_path: Path) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
     plugins.backend("beta", "factory='os:getcwd', probe=lambda: 'no GPU here', install='pip install it', auto_priority=2")
     plugins("broken", "raise RuntimeError('oh')", distribution="dist-three")
     plugins("tracer", "raise RuntimeError('ah')", group=EXTENSION_GROUP)
-    (tmp_path / "manyhands.toml").write_text("backend = 'alpha'")
+    (tmp_path / "oneaccord.toml").write_text("backend = 'alpha'")
 
-    result = manyhands("doctor", "--json", plugins="alpha,beta,broken")
+    result = oneaccord("doctor", "--json", plugins="alpha,beta,broken")
 
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
@@ -63,25 +63,25 @@ def test_doctor_tells_programs_what_is_there(plugins: PluginFactory, manyhands: 
     assert report["auto"]["backend"] == "alpha"
     assert [each["name"] for each in report["auto"]["passed_over"]] == ["beta", "broken"]
     assert report["auto"]["passed_over"][0]["reason"] == "no GPU here"
-    file = str(tmp_path / "manyhands.toml")
+    file = str(tmp_path / "oneaccord.toml")
     assert report["config"] == {"file": file, "error": None, "backend": "alpha", "origin": file}
-    assert set(report["versions"]) == {"manyhands-core", "python", "numpy"}
+    assert set(report["versions"]) == {"oneaccord-core", "python", "numpy"}
     assert report["extensions"] == []
 
 
-def test_doctor_tells_people_what_to_type(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+def test_doctor_tells_people_what_to_type(plugins: PluginFactory, oneaccord: Run, tmp_path: Path) -> None:
     long = "a-backend-whose-name-is-much-longer-than-any-terminal-would-like-it-to-be-without-wrapping-it-somewhere"
     plugins.backend("alpha")
     plugins.backend("beta", "factory='os:getcwd', probe=lambda: 'no GPU here', install='pip install it'")
     plugins.backend(long)
     plugins("tracer", "raise RuntimeError('ah')", group=EXTENSION_GROUP)
-    (tmp_path / "manyhands.toml").write_text("backend = 'alhpa'")
+    (tmp_path / "oneaccord.toml").write_text("backend = 'alhpa'")
 
-    result = manyhands("doctor", plugins=f"alpha,beta,{long}")
+    result = oneaccord("doctor", plugins=f"alpha,beta,{long}")
 
     assert result.returncode == 1, result.stderr
     lines = result.stdout.splitlines()
-    assert f"config file: {tmp_path}/manyhands.toml" in lines
+    assert f"config file: {tmp_path}/oneaccord.toml" in lines
     assert "config error:" in result.stdout
     assert "did you mean 'alpha'?" in " ".join(result.stdout.split())
     assert any(line.split()[:3] == ["alpha", "1.0", "yes"] for line in lines)
@@ -90,7 +90,7 @@ def test_doctor_tells_people_what_to_type(plugins: PluginFactory, manyhands: Run
     assert "auto takes" not in result.stdout
 
 
-def test_doctor_fits_80_columns_and_breaks_a_command_as_a_shell_does(plugins: PluginFactory, manyhands: Run) -> None:
+def test_doctor_fits_80_columns_and_breaks_a_command_as_a_shell_does(plugins: PluginFactory, oneaccord: Run) -> None:
     command = "pip install " + " ".join(f"'package-{number}>={number}'" for number in range(20))
     reason = "the reason is long and has [brackets] " * 5
     plugins.backend("alpha", "factory='os:getcwd', probe=lambda: " + repr(reason) + ", install=" + repr(command))
@@ -98,7 +98,7 @@ def test_doctor_fits_80_columns_and_breaks_a_command_as_a_shell_does(plugins: Pl
         "beta", DIAGNOSED.format(name="beta", diagnose="__name__ + ':broken'"), distribution="a-distribution-of-a-long-name"
     )
 
-    result = manyhands("doctor", plugins="alpha,beta")
+    result = oneaccord("doctor", plugins="alpha,beta")
 
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -107,42 +107,42 @@ def test_doctor_fits_80_columns_and_breaks_a_command_as_a_shell_does(plugins: Pl
     assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(command)
 
 
-def test_doctor_tells_what_the_configuration_takes(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+def test_doctor_tells_what_the_configuration_takes(plugins: PluginFactory, oneaccord: Run, tmp_path: Path) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
     plugins.backend("beta")
     plugins.backend("gamma", "factory='os:getcwd', probe=lambda: 'no GPU here'")
-    (tmp_path / "manyhands.toml").write_text("backend = 'beta'")
+    (tmp_path / "oneaccord.toml").write_text("backend = 'beta'")
     names = "alpha,beta,gamma"
 
     fine, broken = (
-        manyhands("doctor", plugins=names),
-        manyhands("doctor", plugins=names, MANYHANDS_BACKEND="gamma", MANYHANDS_BACKENDS__ALPHA__MODE="sage"),
+        oneaccord("doctor", plugins=names),
+        oneaccord("doctor", plugins=names, ONEACCORD_BACKEND="gamma", ONEACCORD_BACKENDS__ALPHA__MODE="sage"),
     )
 
     assert fine.returncode == 0
-    assert " ".join(fine.stdout.split()).endswith(f"programs take beta, as {tmp_path}/manyhands.toml says")
+    assert " ".join(fine.stdout.split()).endswith(f"programs take beta, as {tmp_path}/oneaccord.toml says")
     assert "auto takes" not in fine.stdout
     assert broken.returncode == 1
     told = " ".join(broken.stdout.split())
-    assert "config error: environment variable MANYHANDS_BACKENDS__ALPHA__MODE: backends.alpha.mode = 'sage': it should" in told
-    assert "config error: the backend 'gamma' of dist-gamma 1.0 cannot run here: no GPU here; see: manyhands doctor" in told
+    assert "config error: environment variable ONEACCORD_BACKENDS__ALPHA__MODE: backends.alpha.mode = 'sage': it should" in told
+    assert "config error: the backend 'gamma' of dist-gamma 1.0 cannot run here: no GPU here; see: oneaccord doctor" in told
 
 
-def test_doctor_goes_on_where_a_plugin_that_is_asked_for_is_broken(plugins: PluginFactory, manyhands: Run) -> None:
+def test_doctor_goes_on_where_a_plugin_that_is_asked_for_is_broken(plugins: PluginFactory, oneaccord: Run) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
     plugins("tracer", "raise RuntimeError('ah')", group=EXTENSION_GROUP)
-    variables = {"plugins": "alpha,no_such_module,tracer", "MANYHANDS_BAKEND": "alpha", "MANYHANDS_BACKEND": "alpha"}
+    variables = {"plugins": "alpha,no_such_module,tracer", "ONEACCORD_BAKEND": "alpha", "ONEACCORD_BACKEND": "alpha"}
 
     doctor, program, show = (
-        manyhands("doctor", **variables),
-        manyhands("doctor", "--json", **variables),
-        manyhands("config", "show", **variables),
+        oneaccord("doctor", **variables),
+        oneaccord("doctor", "--json", **variables),
+        oneaccord("config", "show", **variables),
     )
 
     assert (doctor.returncode, program.returncode, show.returncode) == (1, 1, 2), doctor.stderr
     told = " ".join(doctor.stdout.split())
     for error in (
-        "environment variable MANYHANDS_BAKEND: manyhands has no variable of that name; did you mean MANYHANDS_BACKEND?",
+        "environment variable ONEACCORD_BAKEND: oneaccord has no variable of that name; did you mean ONEACCORD_BACKEND?",
         "the plugin 'no_such_module' of this process cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
         f"the plugin '{plugins.modules['tracer']}' of dist-tracer 1.0 cannot be imported: RuntimeError: ah",
     ):
@@ -150,44 +150,44 @@ def test_doctor_goes_on_where_a_plugin_that_is_asked_for_is_broken(plugins: Plug
     assert any(line.split()[:3] == ["alpha", "1.0", "yes"] for line in doctor.stdout.splitlines())
     assert [each["name"] for each in json.loads(program.stdout)["backends"]] == ["alpha"]
     # An error of the environment does not hide behind that of the plugin.
-    assert "did you mean MANYHANDS_BACKEND?" in show.stderr
+    assert "did you mean ONEACCORD_BACKEND?" in show.stderr
     assert "No module named 'no_such_module'" in show.stderr
 
 
-def test_doctor_finds_an_algorithm_that_is_not_there(plugins: PluginFactory, manyhands: Run) -> None:
+def test_doctor_finds_an_algorithm_that_is_not_there(plugins: PluginFactory, oneaccord: Run) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
 
-    result = manyhands("doctor", plugins="alpha", MANYHANDS_ALGORITHMS__ALL_REDUCE="rign")
+    result = oneaccord("doctor", plugins="alpha", ONEACCORD_ALGORITHMS__ALL_REDUCE="rign")
 
     assert result.returncode == 1
     told = " ".join(result.stdout.split())
-    assert "config error: MANYHANDS_ALGORITHMS__ALL_REDUCE: algorithms.all_reduce = 'rign'" in told
+    assert "config error: ONEACCORD_ALGORITHMS__ALL_REDUCE: algorithms.all_reduce = 'rign'" in told
     assert told.endswith("first repair the configuration, as said above")
 
 
 def test_doctor_says_once_what_is_wrong_with_an_extension(plugins: PluginFactory, run_python: Run) -> None:
     plugins("tracer", "raise RuntimeError('[red]ah[/red]')", group=EXTENSION_GROUP)
 
-    result = run_python("-m", "manyhands", "doctor")
+    result = run_python("-m", "oneaccord", "doctor")
 
     assert (result.stdout + result.stderr).count("RuntimeError: [red]ah[/red]") == 1
 
 
-def test_a_path_that_no_terminal_can_show_is_no_error(manyhands: Run, tmp_path: Path) -> None:
+def test_a_path_that_no_terminal_can_show_is_no_error(oneaccord: Run, tmp_path: Path) -> None:
     name = "\udcff[b].toml"  # a byte that is no UTF-8
     (tmp_path / name).write_text("timeout_s = 5")
 
     for words in (["doctor"], ["config", "show"]):
-        result = manyhands(*words, plugins="", MANYHANDS_CONFIG=name)
+        result = oneaccord(*words, plugins="", ONEACCORD_CONFIG=name)
         assert (result.returncode, "/\\udcff[b].toml" in result.stdout) == (0, True), result.stderr
 
 
-def test_doctor_names_a_name_that_two_plugins_have_once(plugins: PluginFactory, manyhands: Run) -> None:
+def test_doctor_names_a_name_that_two_plugins_have_once(plugins: PluginFactory, oneaccord: Run) -> None:
     plugins.backend("alpha", distribution="dist-one")
     plugins.backend("alpha", distribution="dist-two")
 
-    result, program = manyhands("doctor"), manyhands("doctor", "--json")
-    chosen = manyhands("doctor", MANYHANDS_BACKEND="alpha")
+    result, program = oneaccord("doctor"), oneaccord("doctor", "--json")
+    chosen = oneaccord("doctor", ONEACCORD_BACKEND="alpha")
 
     assert sum(line.split()[:1] == ["alpha"] and line.split()[2:3] == ["no"] for line in result.stdout.splitlines()) == 1
     assert chosen.returncode == 1
@@ -197,11 +197,11 @@ def test_doctor_names_a_name_that_two_plugins_have_once(plugins: PluginFactory, 
 
 
 DIAGNOSED = """
-from manyhands.contract.backend import BackendSpec
-from manyhands.contract.hookspecs import hookimpl
+from oneaccord.contract.backend import BackendSpec
+from oneaccord.contract.hookspecs import hookimpl
 
 @hookimpl
-def manyhands_register_backends():
+def oneaccord_register_backends():
     return BackendSpec(name={name!r}, summary="a backend for tests", factory="os:getcwd", diagnose={diagnose})
 
 def found():
@@ -212,14 +212,14 @@ def broken():
 """
 
 
-def test_doctor_tells_what_backends_find_out_themselves(plugins: PluginFactory, manyhands: Run) -> None:
+def test_doctor_tells_what_backends_find_out_themselves(plugins: PluginFactory, oneaccord: Run) -> None:
     plugins("alpha", DIAGNOSED.format(name="alpha", diagnose="__name__ + ':found'"))
     plugins("beta", DIAGNOSED.format(name="beta", diagnose="__name__ + ':broken'"))
     plugins("gamma", DIAGNOSED.format(name="gamma", diagnose="'no_such_module:found'"))
     plugins.backend("silent")
     names = "alpha,beta,gamma,silent"
 
-    as_json, as_text = manyhands("doctor", "--json", plugins=names), manyhands("doctor", plugins=names)
+    as_json, as_text = oneaccord("doctor", "--json", plugins=names), oneaccord("doctor", plugins=names)
 
     assert (as_json.returncode, as_text.returncode) == (0, 0), as_json.stderr + as_text.stderr
     diagnoses = json.loads(as_json.stdout)["diagnoses"]
@@ -240,19 +240,19 @@ def test_doctor_tells_what_backends_find_out_themselves(plugins: PluginFactory, 
     assert "silent:" not in lines
 
 
-def test_config_show_prints_each_value_and_its_origin(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+def test_config_show_prints_each_value_and_its_origin(plugins: PluginFactory, oneaccord: Run, tmp_path: Path) -> None:
     plugins.backend("alpha")
     plugins("broken", "raise RuntimeError('oh')")
     file = tmp_path / "other.toml"
     file.write_text("timeout_s = 5\n[backends.alpha]\nmode = 'safe'\ntoken = 'hunter2'")
-    variables = {"plugins": "alpha,broken", "MANYHANDS_BACKEND": "alpha", "MANYHANDS_SECRET": "hunter3"}
+    variables = {"plugins": "alpha,broken", "ONEACCORD_BACKEND": "alpha", "ONEACCORD_SECRET": "hunter3"}
 
-    as_json = manyhands("config", "show", "--config", str(file), "--json", **variables)
-    as_text = manyhands("config", "show", "--config", str(file), **variables)
+    as_json = oneaccord("config", "show", "--config", str(file), "--json", **variables)
+    as_text = oneaccord("config", "show", "--config", str(file), **variables)
 
     values = {each["key"]: (each["value"], each["origin"]) for each in json.loads(as_json.stdout)["values"]}
     assert values["timeout_s"] == (5.0, str(file))
-    assert values["backend"] == ("alpha", "MANYHANDS_BACKEND")
+    assert values["backend"] == ("alpha", "ONEACCORD_BACKEND")
     assert values["backends.alpha.interface"] == ("lo", "default")
     assert values["backends.alpha.mode"] == ("safe", str(file))
     assert values["backends.alpha.token"] == ("(not shown)", str(file))
@@ -261,7 +261,7 @@ def test_config_show_prints_each_value_and_its_origin(plugins: PluginFactory, ma
     assert 'backends.alpha.mode = "safe" # other.toml' in lines
     assert 'backends.alpha.interface = "lo" # default' in lines
     assert "# backends.alpha.token: (not shown) # other.toml" in lines
-    assert 'backend = "alpha" # MANYHANDS_BACKEND' in lines
+    assert 'backend = "alpha" # ONEACCORD_BACKEND' in lines
     assert "# ranks_per_host: none # default" in lines
     assert "hunter" not in as_json.stdout + as_text.stdout
     assert "'broken' cannot be checked" in as_text.stderr
@@ -269,9 +269,9 @@ def test_config_show_prints_each_value_and_its_origin(plugins: PluginFactory, ma
 
 
 NEEDY = """
-from manyhands.api import BackendConfig
-from manyhands.contract.backend import BackendSpec
-from manyhands.contract.hookspecs import hookimpl
+from oneaccord.api import BackendConfig
+from oneaccord.contract.backend import BackendSpec
+from oneaccord.contract.hookspecs import hookimpl
 from pydantic import Field, model_validator
 
 class Config(BackendConfig):
@@ -285,14 +285,14 @@ class Config(BackendConfig):
         return self
 
 @hookimpl
-def manyhands_register_backends():
+def oneaccord_register_backends():
     return BackendSpec(name={name!r}, summary="needs", config=Config, factory="os:getcwd", auto_priority=9)
 """
 NEEDY = "from pathlib import Path\nfrom typing import Any\n" + NEEDY
 
 
 def test_a_backend_that_nobody_chose_may_lack_what_it_needs(
-    plugins: PluginFactory, manyhands: Run, run_python: Run, tmp_path: Path
+    plugins: PluginFactory, oneaccord: Run, run_python: Run, tmp_path: Path
 ) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
     plugins("needy", NEEDY.format(name="needy", check="pass"))
@@ -300,14 +300,14 @@ def test_a_backend_that_nobody_chose_may_lack_what_it_needs(
     odd = NEEDY.replace("tries: int = 3", "tries: Callable[[], int] = len").replace("import Any", "import Any, Callable")
     plugins("odd", odd.format(name="odd", check="pass"))
     names = {"plugins": "alpha,needy,odd,upset"}
-    program = "import manyhands as mh\nwith mh.init() as group: print(group.backend_name)"
+    program = "import oneaccord as oa\nwith oa.init() as group: print(group.backend_name)"
 
     shown, doctor, schema = (
-        manyhands("config", "show", **names),
-        manyhands("doctor", "--json", **names),
-        manyhands("config", "schema", **names),
+        oneaccord("config", "show", **names),
+        oneaccord("doctor", "--json", **names),
+        oneaccord("config", "schema", **names),
     )
-    alone = run_python("-c", program, MANYHANDS_PLUGINS=names["plugins"], **ONLY)
+    alone = run_python("-c", program, ONEACCORD_PLUGINS=names["plugins"], **ONLY)
 
     assert (shown.returncode, shown.stderr) == (0, "")
     assert max(map(len, shown.stdout.splitlines())) <= 80
@@ -322,50 +322,50 @@ def test_a_backend_that_nobody_chose_may_lack_what_it_needs(
     assert (alone.returncode, alone.stdout.strip()) == (0, "alpha"), alone.stderr
     assert set(json.loads(schema.stdout)["properties"]["backends"]["properties"]) == {"alpha", "needy", "odd", "upset"}
 
-    for variables in ({"MANYHANDS_BACKEND": "needy"}, {"MANYHANDS_BACKENDS__NEEDY__TRIES": "2"}):
-        chosen = manyhands("config", "show", **names, **variables, MANYHANDS_BACKENDS__ALPHA__MODE="sage")
+    for variables in ({"ONEACCORD_BACKEND": "needy"}, {"ONEACCORD_BACKENDS__NEEDY__TRIES": "2"}):
+        chosen = oneaccord("config", "show", **names, **variables, ONEACCORD_BACKENDS__ALPHA__MODE="sage")
         assert chosen.returncode == 2
         assert "backends.needy.url is missing, and it has no default. It says: Where it is." in chosen.stderr
         assert "backends.alpha.mode = 'sage'" in chosen.stderr, "all errors are told, not the first alone"
 
 
-def test_what_config_show_prints_is_a_file_with_the_same_values(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+def test_what_config_show_prints_is_a_file_with_the_same_values(plugins: PluginFactory, oneaccord: Run, tmp_path: Path) -> None:
     plugins.backend("alpha")
     plugins("needy", NEEDY.format(name="needy", check="pass"))
     variables = {
         "plugins": "alpha,needy",
-        "MANYHANDS_BACKENDS__ALPHA__INTERFACE": 'a "name" with \\ and \x7f and é, too long for a line of eighty columns',
+        "ONEACCORD_BACKENDS__ALPHA__INTERFACE": 'a "name" with \\ and \x7f and é, too long for a line of eighty columns',
     }
 
-    first = manyhands("config", "show", **variables)
+    first = oneaccord("config", "show", **variables)
     (tmp_path / "copy.toml").write_text(first.stdout, encoding="utf-8")
     again, before = (
-        manyhands("config", "show", "--json", "--config", "copy.toml", plugins="alpha,needy"),
-        manyhands("config", "show", "--json", **variables),
+        oneaccord("config", "show", "--json", "--config", "copy.toml", plugins="alpha,needy"),
+        oneaccord("config", "show", "--json", **variables),
     )
 
     assert again.returncode == 0, again.stderr
     one, other = ({each["key"]: each["value"] for each in json.loads(each.stdout)["values"]} for each in (before, again))
     assert one == other
-    assert one["backends.alpha.interface"] == variables["MANYHANDS_BACKENDS__ALPHA__INTERFACE"]
+    assert one["backends.alpha.interface"] == variables["ONEACCORD_BACKENDS__ALPHA__INTERFACE"]
 
 
-def test_version_and_help(manyhands: Run) -> None:
-    version, usage = manyhands("--version", plugins=""), manyhands("--help", plugins="")
+def test_version_and_help(oneaccord: Run) -> None:
+    version, usage = oneaccord("--version", plugins=""), oneaccord("--help", plugins="")
 
-    assert (version.returncode, version.stdout.split()[0]) == (0, "manyhands")
+    assert (version.returncode, version.stdout.split()[0]) == (0, "oneaccord")
     for command in ("run", "doctor", "config"):
         assert command in usage.stdout
 
 
 def test_without_typer_it_says_what_to_install(run_python: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a path may be a relative one, and shall be that of the program
-    program = "import sys; sys.modules['typer'] = None; from manyhands.cli.main import main; sys.exit(main([]))"
+    program = "import sys; sys.modules['typer'] = None; from oneaccord.cli.main import main; sys.exit(main([]))"
 
     result = run_python("-c", program)
 
     assert result.returncode == 2
-    command = install_command("pip install 'manyhands-core[cli]'")
+    command = install_command("pip install 'oneaccord-core[cli]'")
     assert result.stderr == f"error: the command line needs typer; try: {command}\n"
 
 

@@ -1,4 +1,4 @@
-"""Commands that other distributions add to ``manyhands``, and what it says where one cannot be had."""
+"""Commands that other distributions add to ``oneaccord``, and what it says where one cannot be had."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from manyhands.cli import app
-from manyhands.cli.main import main
-from manyhands.common.installing import install_command
-from manyhands.config.plugins.installed import COMMAND_GROUP, InstalledPlugin, find_installed
+from oneaccord.cli import app
+from oneaccord.cli.main import main
+from oneaccord.common.installing import install_command
+from oneaccord.config.plugins.installed import COMMAND_GROUP, InstalledPlugin, find_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +84,8 @@ def test_a_dot_in_the_name_of_an_entry_point_makes_a_command_of_two_words(
     assert call("greet", "all", "Ada") == (0, "good day, Ada\n", "")
     assert greet not in sys.modules
     assert call("greet", "Ada") == (0, "hello Ada\n", "")
-    assert "See also: manyhands greet all --help" in call("greet", "--help")[1]
-    assert "Usage: manyhands greet all " in call("greet", "all", "--help")[1]
+    assert "See also: oneaccord greet all --help" in call("greet", "--help")[1]
+    assert "Usage: oneaccord greet all " in call("greet", "all", "--help")[1]
     assert "  greet all " in call("--help")[1]
 
 
@@ -180,7 +180,7 @@ ELSEWHERE = {
 def _core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def others(group: str) -> list[InstalledPlugin]:
         return [
-            each for each in find_installed(group) if each.distribution.removeprefix("manyhands-") not in ELSEWHERE.values()
+            each for each in find_installed(group) if each.distribution.removeprefix("oneaccord-") not in ELSEWHERE.values()
         ]
 
     monkeypatch.setattr(app, "find_installed", others)
@@ -189,10 +189,10 @@ def _core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_core_alone")
 def test_with_core_alone_the_other_commands_say_what_to_install(call: Callable[..., tuple[int, str, str]]) -> None:
     for name, extra in ELSEWHERE.items():
-        command = install_command(f"pip install 'manyhands[{extra}]'")
+        command = install_command(f"pip install 'oneaccord[{extra}]'")
         code, out, err = call(*name.split(), "all_reduce", "--whatever")
         assert (code, out) == (2, "")
-        assert err == f"error: manyhands {name} comes with manyhands-{extra}, which is not installed; try: {command}\n"
+        assert err == f"error: oneaccord {name} comes with oneaccord-{extra}, which is not installed; try: {command}\n"
 
 
 @pytest.mark.usefixtures("_core_alone")
@@ -208,5 +208,5 @@ def test_help_with_core_alone_lists_what_is_there_and_tells_of_what_is_not(
     assert "greet" in listed
     assert "simulate" not in listed
     brought = {"lab": "bench, show, simulate", "conformance": "check, plugin new", "parallel": "show pipeline"}
-    commands = {install_command(f"pip install 'manyhands[{extra}]'"): names for extra, names in brought.items()}
+    commands = {install_command(f"pip install 'oneaccord[{extra}]'"): names for extra, names in brought.items()}
     assert rest == " can be installed:\n\n" + "".join(f"    {command}    # {names}\n" for command, names in commands.items())

@@ -1,4 +1,4 @@
-"""What the words of `manyhands run` mean, and what is said of those that mean nothing."""
+"""What the words of `oneaccord run` mean, and what is said of those that mean nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from manyhands.cli.main import main
-from manyhands.config.plugins.installed import COMMAND_GROUP
-from manyhands.local import starting
-from manyhands.local.launching import Launch
+from oneaccord.cli.main import main
+from oneaccord.config.plugins.installed import COMMAND_GROUP
+from oneaccord.local import starting
+from oneaccord.local.launching import Launch
 
 Started = list[tuple[Launch, dict[str, str | None]]]
 
@@ -66,13 +66,13 @@ def test_words_of_run_describe_this_job(started: Started, given: list[str], job:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "the following arguments are required: SCRIPT; see: manyhands run --help"),
+        ([], "the following arguments are required: SCRIPT; see: oneaccord run --help"),
         (["-n"], "argument -n/--ranks: expected one argument"),
         (["-n", "two", "s.py"], "'two' is no number of ranks; this host has"),
         (["--grace", "x", "s.py"], "argument --grace: invalid float value: 'x'"),
         (["--rank", "2", "s.py"], "has no option --rank; write --ranks"),
         (["--bakend=tcp", "s.py"], "has no option --bakend; write --backend"),
-        (["--zebra", "s.py"], "has no option --zebra; see: manyhands run --help"),
+        (["--zebra", "s.py"], "has no option --zebra; see: oneaccord run --help"),
         (["-x", "s.py"], "has no option -x; "),
     ],
 )
@@ -105,7 +105,7 @@ def test_the_help_of_run_groups_its_options(capsys, monkeypatch: pytest.MonkeyPa
         (["-n", "auto", "h.py"], "'auto' is no number of ranks; this host has"),
         (["--node_rank", "1", "h.py"], "has no option --node_rank; write --node-rank"),
         (["-m", "--standalone", "h"], "has no option --standalone; leave it out"),
-        (["--hostfile", "hosts", "h.py"], "with a manyhands run on each host"),
+        (["--hostfile", "hosts", "h.py"], "with a oneaccord run on each host"),
     ],
 )
 def test_options_of_other_launchers_get_an_answer(capsys, given, said):
@@ -116,9 +116,9 @@ def test_options_of_other_launchers_get_an_answer(capsys, given, said):
 def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "h.py").write_text("")
-    monkeypatch.setattr("manyhands.local.processes.run_job", lambda *_: 0)
+    monkeypatch.setattr("oneaccord.local.processes.run_job", lambda *_: 0)
     assert main(["run", "--backend", "tcp", "h.py", "-n", "4"]) == 0
-    assert "and only one rank runs; to run 4 ranks: manyhands run -n 4 h.py" in capsys.readouterr().err
+    assert "and only one rank runs; to run 4 ranks: oneaccord run -n 4 h.py" in capsys.readouterr().err
     assert main(["run", "-n", "1", "--backend", "tcp", "h.py", "-n", "4"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -129,21 +129,21 @@ def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp
         ([], {}, None),
         ([], {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0"}, None),
         ([], {"SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0"}, "slurm 3.0"),
-        ([], {"MANYHANDS_RUN_ID": "job 6"}, "job 6"),
-        (["--run-id", "job 7"], {"MANYHANDS_RUN_ID": "job 6"}, "job 7"),
+        ([], {"ONEACCORD_RUN_ID": "job 6"}, "job 6"),
+        (["--run-id", "job 7"], {"ONEACCORD_RUN_ID": "job 6"}, "job 7"),
     ],
 )
 def test_a_run_of_several_hosts_gets_its_name_or_a_warning(capsys, monkeypatch, tmp_path, option, variables, name):
     monkeypatch.chdir(tmp_path)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("MANYHANDS_SECRET", "x" * 32)
+    monkeypatch.setenv("ONEACCORD_SECRET", "x" * 32)
     (tmp_path / "h.py").write_text("")
     jobs = []
-    monkeypatch.setattr("manyhands.local.processes.run_job", lambda job, *_: jobs.append(job) or 0)
+    monkeypatch.setattr("oneaccord.local.processes.run_job", lambda job, *_: jobs.append(job) or 0)
     words = ["--nnodes", "2", "--rendezvous", "127.0.0.1:29500", "--backend", "tcp"]
     assert main(["run", *words, *option, "h.py"]) == 0
-    assert jobs[0].environ.get("MANYHANDS_RUN_ID") == name
+    assert jobs[0].environ.get("ONEACCORD_RUN_ID") == name
     assert ("without --run-id, a launcher left over" in capsys.readouterr().err) == (name is None)
 
 
@@ -153,8 +153,8 @@ import os, sys, tempfile
 folder = tempfile.mkdtemp()
 os.chdir(folder)
 os.rmdir(folder)
-from manyhands.cli.main import main
-sys.argv = ["manyhands", "run", "--help"]
+from oneaccord.cli.main import main
+sys.argv = ["oneaccord", "run", "--help"]
 main()
 """
     done = run_python("-c", script)
@@ -163,9 +163,9 @@ main()
 
 def test_a_plugin_beside_the_script_is_found(run_python: Callable[..., CompletedProcess[str]], tmp_path):
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "h.py").write_text("import manyhands as mh\nwith mh.init() as group: print(group.world_size)")
+    (tmp_path / "sub" / "h.py").write_text("import oneaccord as oa\nwith oa.init() as group: print(group.world_size)")
     (tmp_path / "sub" / "beside_the_script.py").write_text("")
-    done = run_python("-m", "manyhands", "run", "--backend", "tcp", "sub/h.py", MANYHANDS_PLUGINS="beside_the_script")
+    done = run_python("-m", "oneaccord", "run", "--backend", "tcp", "sub/h.py", ONEACCORD_PLUGINS="beside_the_script")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0] 1\n", "")
 
 
@@ -175,7 +175,7 @@ def test_closed_standard_streams_end_no_job(tmp_path, closed):
         "import sys, os\nprint('x', file=sys.stderr)\nprint('y')\nopen(os.environ['RANK'], 'w').close()"
     )
     command = f'"$@" {closed}'
-    job = [sys.executable, "-m", "manyhands", "run", "-n", "2", "--backend", "tcp", "h.py"]
+    job = [sys.executable, "-m", "oneaccord", "run", "-n", "2", "--backend", "tcp", "h.py"]
     assert subprocess.run(["sh", "-c", command, "-", *job], cwd=tmp_path, timeout=120, check=False).returncode == 0
     assert sorted(each.name for each in tmp_path.iterdir() if each.name.isdigit()) == ["0", "1"]
 
@@ -190,12 +190,12 @@ def test_a_mistake_is_reported_as_it_always_is(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("manyhands.cli.main.run", "manyhands: ended by SIGINT, while it started"),
+        ("oneaccord.cli.main.run", "oneaccord: ended by SIGINT, while it started"),
         (
-            "manyhands.local.resolve.resolve_launcher",
-            "manyhands run: ended by SIGINT, while it was reading the configuration and looking for the backend",
+            "oneaccord.local.resolve.resolve_launcher",
+            "oneaccord run: ended by SIGINT, while it was reading the configuration and looking for the backend",
         ),
-        ("manyhands.local.processes.run_job", "manyhands run: ended by SIGINT, while it was getting ready to start the ranks"),
+        ("oneaccord.local.processes.run_job", "oneaccord run: ended by SIGINT, while it was getting ready to start the ranks"),
     ],
 )
 def test_an_interrupt_before_the_ranks_are_there_says_what_was_going_on(capsys, monkeypatch, tmp_path, where, said):
@@ -217,10 +217,10 @@ def test_a_launcher_loads_neither_typer_nor_numpy_nor_commands_before_the_ranks_
     done = run_python(
         "-c",
         "import sys\n"
-        "from manyhands.local import processes\n"
+        "from oneaccord.local import processes\n"
         "processes.run_job = lambda *_: 0\n"
-        "from manyhands.cli.main import main\n"
+        "from oneaccord.cli.main import main\n"
         f"assert main(['run', '-n', '2', '--backend', 'tcp', {str(tmp_path / 'script.py')!r}]) == 0\n"
-        f"print(*sorted({{'typer', 'rich', 'numpy', 'asyncio', 'msgspec', 'manyhands_lab', {command!r}}} & set(sys.modules)))",
+        f"print(*sorted({{'typer', 'rich', 'numpy', 'asyncio', 'msgspec', 'oneaccord_lab', {command!r}}} & set(sys.modules)))",
     )
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from manyhands.control.client_states import IMPOSSIBLE, ROWS, Action, Event, State, transition
-from manyhands.errors import InternalError
+from oneaccord.control.client_states import IMPOSSIBLE, ROWS, Action, Event, State, transition
+from oneaccord.errors import InternalError
 
 FINAL = (State.CUT_OFF, State.PARTED, State.CLOSED)
 

@@ -10,7 +10,7 @@ import sys
 
 from support.waiting import until
 
-from manyhands.runtime.computer import has_ended, namespaces
+from oneaccord.runtime.computer import has_ended, namespaces
 
 
 def test_a_process_has_ended_from_its_death_on_also_where_nobody_has_asked_for_its_code_yet() -> None:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from manyhands.config import RESERVED, Resolved, Settings, json_schema, load
-from manyhands.config.sources import as_toml, flatten, merge
-from manyhands.errors import ConfigError, PluginError
+from oneaccord.config import RESERVED, Resolved, Settings, json_schema, load
+from oneaccord.config.sources import as_toml, flatten, merge
+from oneaccord.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from support.plugin_tools import PluginFactory
 
-    from manyhands.config.plugins import PluginManager
+    from oneaccord.config.plugins import PluginManager
 
     Load = Callable[..., Resolved]
 
@@ -57,18 +57,18 @@ def test_defaults(read: Load) -> None:
 
 
 def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path: Path) -> None:
-    file = tmp_path / "manyhands.toml"
+    file = tmp_path / "oneaccord.toml"
     file.write_text(
         "backend = 'beta'\ntimeout_s = 10\ngpu_fallback = 'host'\n[rendezvous]\naddress = 'node:1'\ntimeout_s = 2\n"
         "[backends.alpha]\ninterface = 'eth0'\nmode = 'safe'\n"
     )
     environ = {
-        "MANYHANDS_BACKEND": "alpha",
-        "MANYHANDS_TIMEOUT_S": "20",
-        "MANYHANDS_RENDEZVOUS__TIMEOUT_S": "3",
-        "MANYHANDS_BACKENDS__ALPHA__INTERFACE": "eth1",
-        "MANYHANDS_CHECK_INPUTS": "true",
-        "MANYHANDS_RANK": "3",
+        "ONEACCORD_BACKEND": "alpha",
+        "ONEACCORD_TIMEOUT_S": "20",
+        "ONEACCORD_RENDEZVOUS__TIMEOUT_S": "3",
+        "ONEACCORD_BACKENDS__ALPHA__INTERFACE": "eth1",
+        "ONEACCORD_CHECK_INPUTS": "true",
+        "ONEACCORD_RANK": "3",
     }
 
     resolved = read(environ=environ, arguments={"timeout_s": 30, "backend": None})
@@ -80,19 +80,19 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
     assert resolved.file == file
     origins = {key: origin for key, _, origin in resolved.explain(backends=["alpha"])}
     assert origins == {
-        "backend": "MANYHANDS_BACKEND",
+        "backend": "ONEACCORD_BACKEND",
         "timeout_s": "argument",
         "gpu_fallback": str(file),
         "gpu_check": "default",
         "algorithms": "default",
         "selection": "default",
         "reproducible": "default",
-        "check_inputs": "MANYHANDS_CHECK_INPUTS",
+        "check_inputs": "ONEACCORD_CHECK_INPUTS",
         "native": "default",
         "ranks_per_host": "default",
         "plugins": "default",
         "rendezvous.address": str(file),
-        "rendezvous.timeout_s": "MANYHANDS_RENDEZVOUS__TIMEOUT_S",
+        "rendezvous.timeout_s": "ONEACCORD_RENDEZVOUS__TIMEOUT_S",
         "rendezvous.secret_file": "default",
         "liveness.heartbeat_s": "default",
         "liveness.patience_s": "default",
@@ -104,7 +104,7 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "security.checksum": "default",
         "security.tls": "default",
         "security.tls_names": "default",
-        "backends.alpha.interface": "MANYHANDS_BACKENDS__ALPHA__INTERFACE",
+        "backends.alpha.interface": "ONEACCORD_BACKENDS__ALPHA__INTERFACE",
         "backends.alpha.mode": str(file),
         "backends.alpha.token": "default",
     }
@@ -112,38 +112,38 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
 
 
 def test_a_mapping_stands_in_for_a_file(read: Load, tmp_path: Path) -> None:
-    (tmp_path / "manyhands.toml").write_text("timeout_s = 10")
+    (tmp_path / "oneaccord.toml").write_text("timeout_s = 10")
 
-    resolved = read({"backend": "alpha"}, environ={"MANYHANDS_GPU_FALLBACK": "host"})
+    resolved = read({"backend": "alpha"}, environ={"ONEACCORD_GPU_FALLBACK": "host"})
 
     assert (resolved.settings.backend, resolved.settings.timeout_s, resolved.settings.gpu_fallback) == ("alpha", 60.0, "host")
     assert resolved.origin("backend") == "config argument"
 
 
 def test_the_file_is_the_argument_or_the_variable_or_the_one_that_is_there(read: Load, tmp_path: Path) -> None:
-    names = ["argument.toml", "variable.toml", "manyhands.toml"]
+    names = ["argument.toml", "variable.toml", "oneaccord.toml"]
     for number, name in enumerate(names, start=1):
         (tmp_path / name).write_text(f"timeout_s = {number}")
-    (tmp_path / "pyproject.toml").write_text("[tool.manyhands]\ntimeout_s = 4\n[tool.other]\nx = 1")
-    environ = {"MANYHANDS_CONFIG": "variable.toml"}
+    (tmp_path / "pyproject.toml").write_text("[tool.oneaccord]\ntimeout_s = 4\n[tool.other]\nx = 1")
+    environ = {"ONEACCORD_CONFIG": "variable.toml"}
 
     assert read("argument.toml", environ=environ).settings.timeout_s == 1
     assert read(tmp_path / "argument.toml").settings.timeout_s == 1
     assert read(environ=environ).settings.timeout_s == 2
     assert read().settings.timeout_s == 3
-    (tmp_path / "manyhands.toml").unlink()
+    (tmp_path / "oneaccord.toml").unlink()
     assert read().settings.timeout_s == 4
     assert read().file == tmp_path / "pyproject.toml"
     (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1")
     assert read().file is None
 
 
-@pytest.mark.parametrize("name", ["manyhands.toml", "pyproject.toml"])
+@pytest.mark.parametrize("name", ["oneaccord.toml", "pyproject.toml"])
 @pytest.mark.parametrize("link", [False, True])
 def test_a_file_of_another_user_is_taken_only_if_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, link: bool
 ) -> None:
-    table = "[tool.manyhands]\n" if name == "pyproject.toml" else ""
+    table = "[tool.oneaccord]\n" if name == "pyproject.toml" else ""
     file = tmp_path / "elsewhere" / name if link else tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_text(f"{table}timeout_s = 10")
@@ -155,26 +155,26 @@ def test_a_file_of_another_user_is_taken_only_if_it_is_named(
         monkeypatch.setattr("os.geteuid", lambda: 54321)
     with pytest.raises(ConfigError, match=f"{name}' belongs to the user .* If you trust it, name it: --config {name}"):
         load(None, environ={}, directory=tmp_path)
-    assert load(None, environ={"MANYHANDS_CONFIG": name}, directory=tmp_path).settings.timeout_s == 10
+    assert load(None, environ={"ONEACCORD_CONFIG": name}, directory=tmp_path).settings.timeout_s == 10
     if os.geteuid() == 0:
         assert load(None, environ={"SUDO_UID": "54321"}, directory=tmp_path).settings.timeout_s == 10
 
 
 def test_a_named_file_that_is_missing_is_an_error(read: Load, tmp_path: Path) -> None:
     assert str(complaint(read, "no.toml")) == f"the configuration file '{tmp_path}/no.toml' does not exist"
-    error = complaint(read, environ={"MANYHANDS_CONFIG": "no.toml"})
-    assert f"'{tmp_path}/no.toml', named by the environment variable MANYHANDS_CONFIG, does not exist" in str(error)
-    assert (error.file, error.value) == ("MANYHANDS_CONFIG", "no.toml")
+    error = complaint(read, environ={"ONEACCORD_CONFIG": "no.toml"})
+    assert f"'{tmp_path}/no.toml', named by the environment variable ONEACCORD_CONFIG, does not exist" in str(error)
+    assert (error.file, error.value) == ("ONEACCORD_CONFIG", "no.toml")
 
 
 def test_a_named_pyproject_needs_the_table(read: Load, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1")
 
-    assert "there is no table [tool.manyhands]" in str(complaint(read, "pyproject.toml"))
+    assert "there is no table [tool.oneaccord]" in str(complaint(read, "pyproject.toml"))
 
 
 def test_a_syntax_error_names_file_and_line(read: Load, tmp_path: Path) -> None:
-    file = tmp_path / "manyhands.toml"
+    file = tmp_path / "oneaccord.toml"
     file.write_text("backend = 'alpha'\ntimeout_s = = 3\n")
 
     error = complaint(read)
@@ -260,7 +260,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
 def test_what_is_wrong_in_a_file_is_told_with_file_key_value_and_remedy(
     read: Load, tmp_path: Path, text: str, key: str, value: object, message: str
 ) -> None:
-    file = tmp_path / "manyhands.toml"
+    file = tmp_path / "oneaccord.toml"
     file.write_text(text)
 
     error = complaint(read)
@@ -295,31 +295,31 @@ def test_what_is_no_address_is_refused(read: Load, address: str) -> None:
 
 
 def test_a_bad_variable_is_named_by_its_own_name(read: Load) -> None:
-    error = complaint(read, environ={"MANYHANDS_TIMEOUT_S": "soon"})
+    error = complaint(read, environ={"ONEACCORD_TIMEOUT_S": "soon"})
 
-    assert str(error).startswith("environment variable MANYHANDS_TIMEOUT_S: timeout_s = 'soon': it should be a valid number")
-    assert (error.file, error.key, error.value) == ("MANYHANDS_TIMEOUT_S", "timeout_s", "soon")
+    assert str(error).startswith("environment variable ONEACCORD_TIMEOUT_S: timeout_s = 'soon': it should be a valid number")
+    assert (error.file, error.key, error.value) == ("ONEACCORD_TIMEOUT_S", "timeout_s", "soon")
 
 
 @pytest.mark.parametrize(
     ("name", "suggestion"),
     [
-        ("MANYHANDS_BACKED", "did you mean MANYHANDS_BACKEND?"),
-        ("MANYHANDS_WORLDSIZE", "did you mean MANYHANDS_WORLD_SIZE?"),
-        ("MANYHANDS_BACKENDZ__ALPHA__MODE", "did you mean MANYHANDS_BACKENDS__ALPHA__MODE?"),
-        ("MANYHANDS_BACKEND__ALPHA__MODE", "did you mean MANYHANDS_BACKENDS__ALPHA__MODE?"),
-        ("MANYHANDS_XYZZY", "there are MANYHANDS_ALGORITHMS, "),
+        ("ONEACCORD_BACKED", "did you mean ONEACCORD_BACKEND?"),
+        ("ONEACCORD_WORLDSIZE", "did you mean ONEACCORD_WORLD_SIZE?"),
+        ("ONEACCORD_BACKENDZ__ALPHA__MODE", "did you mean ONEACCORD_BACKENDS__ALPHA__MODE?"),
+        ("ONEACCORD_BACKEND__ALPHA__MODE", "did you mean ONEACCORD_BACKENDS__ALPHA__MODE?"),
+        ("ONEACCORD_XYZZY", "there are ONEACCORD_ALGORITHMS, "),
     ],
 )
 def test_an_unknown_variable_is_an_error_with_the_nearest_name(read: Load, name: str, suggestion: str) -> None:
     error = complaint(read, environ={name: "x"})
 
-    assert str(error).startswith(f"environment variable {name}: manyhands has no variable of that name; {suggestion}")
+    assert str(error).startswith(f"environment variable {name}: oneaccord has no variable of that name; {suggestion}")
     assert error.file == name
 
 
 def test_reserved_variables_are_no_configuration(read: Load, tmp_path: Path) -> None:
-    environ = dict.fromkeys(RESERVED - {"MANYHANDS_CONFIG"}, "alpha")
+    environ = dict.fromkeys(RESERVED - {"ONEACCORD_CONFIG"}, "alpha")
 
     assert read(environ=environ).settings == Settings(plugins=["alpha"])
 
@@ -332,19 +332,19 @@ def test_a_bad_argument_is_called_an_argument(read: Load) -> None:
 
 
 def test_all_problems_are_told_at_once_one_per_line(read: Load, tmp_path: Path) -> None:
-    (tmp_path / "manyhands.toml").write_text(
+    (tmp_path / "oneaccord.toml").write_text(
         "backend = 'alhpa'\ntimeout_s = -1\nzzz = 1\n[backends.bta]\n[backends.alpha]\nmode = 'sage'\n"
     )
 
-    lines = str(complaint(read, environ={"MANYHANDS_BACKED": "x"})).splitlines()
+    lines = str(complaint(read, environ={"ONEACCORD_BACKED": "x"})).splitlines()
 
-    words = ["MANYHANDS_BACKED", "timeout_s = -1", "zzz = 1", "backend =", "backends.bta", "backends.alpha.mode = 'sage'"]
+    words = ["ONEACCORD_BACKED", "timeout_s = -1", "zzz = 1", "backend =", "backends.bta", "backends.alpha.mode = 'sage'"]
     for line, word in zip(lines, words, strict=True):
         assert word in line
 
 
 def test_a_backends_table_is_checked_by_its_own_model_when_asked(read: Load, tmp_path: Path) -> None:
-    file = tmp_path / "manyhands.toml"
+    file = tmp_path / "oneaccord.toml"
     file.write_text("backend = 'alpha'\n[backends.alpha]\nmode = 'sage'\nintreface = 'eth0'\n[backends.beta]\nmode = 3")
 
     resolved = read()
@@ -382,10 +382,10 @@ def test_a_table_of_a_blocked_backend_is_no_error_but_choosing_it_is(read: Load)
 
 def test_variables_hold_lists_and_objects_as_json_and_plugins_with_commas(read: Load) -> None:
     environ = {
-        "MANYHANDS_ALGORITHMS": '{"all_reduce": "ring"}',
-        "MANYHANDS_ALGORITHMS__BROADCAST": "tree",
-        "MANYHANDS_PLUGINS": "alpha, no:beta",
-        "MANYHANDS_RENDEZVOUS__ADDRESS": "[::1]:29500",
+        "ONEACCORD_ALGORITHMS": '{"all_reduce": "ring"}',
+        "ONEACCORD_ALGORITHMS__BROADCAST": "tree",
+        "ONEACCORD_PLUGINS": "alpha, no:beta",
+        "ONEACCORD_RENDEZVOUS__ADDRESS": "[::1]:29500",
     }
 
     settings = read(environ=environ).settings
@@ -398,10 +398,10 @@ def test_variables_hold_lists_and_objects_as_json_and_plugins_with_commas(read: 
 def test_a_variable_finds_a_backend_whatever_its_spelling(plugins: PluginFactory, read: Load) -> None:
     plugins.backend("my-Net")
 
-    resolved = read(environ={"MANYHANDS_BACKENDS__MY_NET__INTERFACE": "eth0"})
+    resolved = read(environ={"ONEACCORD_BACKENDS__MY_NET__INTERFACE": "eth0"})
 
     assert resolved.backend_config("my-Net").model_dump()["interface"] == "eth0"
-    assert resolved.origin("backends.my-Net.interface") == "MANYHANDS_BACKENDS__MY_NET__INTERFACE"
+    assert resolved.origin("backends.my-Net.interface") == "ONEACCORD_BACKENDS__MY_NET__INTERFACE"
 
 
 def test_secrets_are_never_shown(read: Load) -> None:
@@ -409,8 +409,8 @@ def test_secrets_are_never_shown(read: Load) -> None:
     shown = [
         str(complaint(read, {"secret": secret})),
         repr(complaint(read, {"secret": secret}).value),
-        str(complaint(read, environ={"MANYHANDS_SECRETT": secret})),
-        str(read(environ={"MANYHANDS_SECRET": secret}).explain()),
+        str(complaint(read, environ={"ONEACCORD_SECRETT": secret})),
+        str(read(environ={"ONEACCORD_SECRET": secret}).explain()),
         str(read({"backends": {"alpha": {"token": secret}}}).explain(backends=["alpha"])),
     ]
     with pytest.raises(ConfigError) as caught:
@@ -479,9 +479,9 @@ PROGRAM = """
 import sys
 import numpy, pydantic
 before = set(sys.modules)
-import manyhands
+import oneaccord
 
-with manyhands.init({backend!r}, timeout_s=30) as group:
+with oneaccord.init({backend!r}, timeout_s=30) as group:
     assert group.all_reduce(numpy.ones(2))[0] == group.world_size == 2
     # The dearest of what was loaded without a need, or of what would be.
     print(*sorted({{"asyncio", "difflib", "multiprocessing", "subprocess"}} & set(sys.modules) - before))
@@ -495,6 +495,6 @@ def test_a_rank_loads_nothing_dear_to_make_its_first_call(
     (tmp_path / "program.py").write_text(PROGRAM.format(backend=backend))
 
     words = ("-n", "2", "--no-fork", "--no-prefix", "--backend", backend, "program.py")
-    done = run_python("-m", "manyhands", "run", *words, PYTHONSAFEPATH="1")  # a variable with which none is forked for the test
+    done = run_python("-m", "oneaccord", "run", *words, PYTHONSAFEPATH="1")  # a variable with which none is forked for the test
 
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "\n\n")

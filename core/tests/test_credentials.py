@@ -10,8 +10,8 @@ import uuid
 
 import pytest
 
-from manyhands.errors import AuthenticationError
-from manyhands.net.credentials import Credentials
+from oneaccord.errors import AuthenticationError
+from oneaccord.net.credentials import Credentials
 
 
 def test_sixteen_random_bytes_keep_strangers_out_in_whatever_letters() -> None:
@@ -49,4 +49,4 @@ def test_only_the_digits_of_a_key_are_taken_as_they_are() -> None:
     key = b"78690d369d6fa0325add562474675520"
     assert Credentials.of_text(key).secret == key
     words = b"correct horse battery staple"
-    assert Credentials.of_text(words).secret == hashlib.pbkdf2_hmac("sha256", words, b"manyhands secret", 100_000)
+    assert Credentials.of_text(words).secret == hashlib.pbkdf2_hmac("sha256", words, b"oneaccord secret", 100_000)

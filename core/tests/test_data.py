@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 
 import pytest
 
-from manyhands.api import Algorithm, Buffer, Collective, Recv, Ref, Schedule, Send
+from oneaccord.api import Algorithm, Buffer, Collective, Recv, Ref, Schedule, Send
 
 REF = Ref(Buffer.INPUT, 2)
 SEND = Send(1, REF, (0,))

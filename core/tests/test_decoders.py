@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.membership_tools import Job, progress, recv
 
-from manyhands.calls.messages.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
-from manyhands.calls.request import ARRAY
-from manyhands.config.select import read_table
-from manyhands.config.sources import read_environment, read_file
-from manyhands.contract import header as wire
-from manyhands.contract.backend import HEADER_BYTES, Damaged
-from manyhands.contract.cards import read_cards, write_card
-from manyhands.control import protocol as messages
-from manyhands.control.protocol import (
+from oneaccord.calls.messages.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
+from oneaccord.calls.request import ARRAY
+from oneaccord.config.select import read_table
+from oneaccord.config.sources import read_environment, read_file
+from oneaccord.contract import header as wire
+from oneaccord.contract.backend import HEADER_BYTES, Damaged
+from oneaccord.contract.cards import read_cards, write_card
+from oneaccord.control import protocol as messages
+from oneaccord.control.protocol import (
     Cards,
     Checkpoint,
     Disbanded,
@@ -43,10 +43,10 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
-from manyhands.errors import ConfigError, OutOfMemoryError, UsageError
-from manyhands.group.packing import Unpacker, pack
-from manyhands.job import error_file
-from manyhands.schedule.simulation.network import Network
+from oneaccord.errors import ConfigError, OutOfMemoryError, UsageError
+from oneaccord.group.packing import Unpacker, pack
+from oneaccord.job import error_file
+from oneaccord.schedule.simulation.network import Network
 
 NESTED = 100_000
 HOSTILE = [
@@ -205,7 +205,7 @@ def test_objects(data: bytes) -> None:
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_headers(data: bytes) -> None:
-    for each in (data, b"MHD1" + data[4:], b"MHD1" + bytes([data[4] % len(wire.OPERATIONS)]) + data[5:]):
+    for each in (data, b"OAC1" + data[4:], b"OAC1" + bytes([data[4] % len(wire.OPERATIONS)]) + data[5:]):
         header = wire.parse_header(each)
         assert header is None or header.describe()
 
@@ -256,7 +256,7 @@ def test_files_in_which_ranks_tell_how_they_ended(tmp_path: Path, data: bytes) -
 @given(damaged([b'backend = "tcp"\n[backends.tcp]\nhost = "a"\n', b"[[kill]]\nrank = 1\n"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_files_of_toml(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "manyhands.toml"
+    path = tmp_path / "oneaccord.toml"
     path.write_bytes(data)
     readers: list[Any] = [read_file, read_table, Network.load]
     for read in readers:
@@ -269,7 +269,7 @@ def test_files_of_toml(tmp_path: Path, data: bytes) -> None:
 @given(st.text())
 def test_variables(text: str) -> None:
     leaves, problems = read_environment(
-        {"MANYHANDS_TIMEOUT_S": text, "MANYHANDS_BACKENDS__TCP__HOST": text}, ["timeout_s"], ["backends"]
+        {"ONEACCORD_TIMEOUT_S": text, "ONEACCORD_BACKENDS__TCP__HOST": text}, ["timeout_s"], ["backends"]
     )
     assert leaves
     assert not problems

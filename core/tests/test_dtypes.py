@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.arrays.dtypes import OP_NAMES, check_dtype, dtype_code, dtype_from_code, dtype_name, fields_of, resolve_op
-from manyhands.errors import DTypeError
+from oneaccord.arrays.dtypes import OP_NAMES, check_dtype, dtype_code, dtype_from_code, dtype_name, fields_of, resolve_op
+from oneaccord.errors import DTypeError
 
 # A code that changes is a protocol that changes: two versions would read each other's bytes wrongly.
 CODES = {
@@ -105,7 +105,7 @@ def test_low_precision_without_ml_dtypes(run_python: Callable[..., subprocess.Co
     done = run_python(
         "-c",
         "import sys; sys.modules['ml_dtypes'] = None\n"
-        "from manyhands.arrays.dtypes import dtype_code, dtype_from_code\n"
+        "from oneaccord.arrays.dtypes import dtype_code, dtype_from_code\n"
         "import numpy as np\n"
         "assert dtype_from_code(17) is None and dtype_from_code(12) == np.float64 and dtype_code(np.dtype(float)) == 12",
     )

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engine_tools import compiled, ready
 
-from manyhands.arrays.dtypes import Reduction, resolve_op
-from manyhands.calls.engine import peers_of
-from manyhands.calls.engine.program import (
+from oneaccord.arrays.dtypes import Reduction, resolve_op
+from oneaccord.calls.engine import peers_of
+from oneaccord.calls.engine.program import (
     COPY,
     LONG_LEFT,
     LONG_RIGHT,
@@ -26,12 +26,12 @@ from manyhands.calls.engine.program import (
     SEND,
     WAIT,
 )
-from manyhands.calls.engine.waiting import Overdue, Waiter
-from manyhands.contract.backend import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer, Transport
-from manyhands.contract.deadline import Deadline
-from manyhands.contract.header import CallSignature, parse_header
-from manyhands.errors import InternalError
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from oneaccord.calls.engine.waiting import Overdue, Waiter
+from oneaccord.contract.backend import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer, Transport
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.header import CallSignature, parse_header
+from oneaccord.errors import InternalError
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 IN, OUT, SCRATCH = (Ref(buffer, 0) for buffer in (Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH))
 SIGNATURE = CallSignature("all_reduce", dtype=12, op="sum", op_code=1)
@@ -400,7 +400,7 @@ def test_a_run_leaves_an_executable_as_it_was():
 
 
 def test_a_program_is_a_list_of_plain_steps() -> None:
-    """As an interpreter would read it: what stands in the table of `manyhands.calls.engine.program`."""
+    """As an interpreter would read it: what stands in the table of `oneaccord.calls.engine.program`."""
     made = schedule(
         Send(1, IN),
         Recv(1, SCRATCH),

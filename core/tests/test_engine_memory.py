@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from support.engine_tools import ready
 
-from manyhands.arrays.dtypes import Reduction, resolve_op
-from manyhands.calls.engine import Executable
-from manyhands.calls.engine.scratch import KEPT_BYTES, Pool
-from manyhands.calls.engine.waiting import Waiter
-from manyhands.contract.backend import LinkLost, Transfer, Transport
-from manyhands.contract.deadline import Deadline
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from oneaccord.arrays.dtypes import Reduction, resolve_op
+from oneaccord.calls.engine import Executable
+from oneaccord.calls.engine.scratch import KEPT_BYTES, Pool
+from oneaccord.calls.engine.waiting import Waiter
+from oneaccord.contract.backend import LinkLost, Transfer, Transport
+from oneaccord.contract.deadline import Deadline
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 IN, OUT, SCRATCH = (Ref(buffer, 0) for buffer in (Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH))
 FLOAT = np.dtype(np.float64)
@@ -285,7 +285,7 @@ def test_two_executables_of_one_program_may_run_at_once() -> None:
 
 def test_receives_that_reduce_share_the_memory_of_two_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(1 << 30)
-    monkeypatch.setattr("manyhands.calls.engine.adapter.shared_pool", pool)
+    monkeypatch.setattr("oneaccord.calls.engine.adapter.shared_pool", pool)
     elements = 1 << 20
     steps: list[Step] = [RecvReduce(peer, Ref(Buffer.OUTPUT, peer), Ref(Buffer.INPUT, peer)) for peer in (1, 2, 3)]
     source, target = np.arange(4.0 * elements), np.zeros(4 * elements)

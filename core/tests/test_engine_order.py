@@ -14,16 +14,16 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.engine_tools import compiled
 
-from manyhands.arrays.dtypes import resolve_op
-from manyhands.calls.engine import CompiledSchedule
-from manyhands.calls.engine.program import LONG_SEND, SEND, WAIT, Instruction
-from manyhands.schedule.algorithms.doubling import barrier
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.compose import in_parallel
-from manyhands.schedule.contracts import Contract, Piece
-from manyhands.schedule.errors import ScheduleDeadlockError
-from manyhands.schedule.proof.in_order import check_in_order
-from manyhands.schedule.steps import Collective, Recv, RecvReduce, Schedule, Send
+from oneaccord.arrays.dtypes import resolve_op
+from oneaccord.calls.engine import CompiledSchedule
+from oneaccord.calls.engine.program import LONG_SEND, SEND, WAIT, Instruction
+from oneaccord.schedule.algorithms.doubling import barrier
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.compose import in_parallel
+from oneaccord.schedule.contracts import Contract, Piece
+from oneaccord.schedule.errors import ScheduleDeadlockError
+from oneaccord.schedule.proof.in_order import check_in_order
+from oneaccord.schedule.steps import Collective, Recv, RecvReduce, Schedule, Send
 
 ROOTED = {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER}
 INT = np.dtype(np.int32)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.common.variables import Variable
-from manyhands.errors import ConfigError, RendezvousError
-from manyhands.launchers import LaunchEnvironment, claim, discover, meeting_place, parse_address, why_not_alone
-from manyhands.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from manyhands.launchers.variables import derived_port
+from oneaccord.common.variables import Variable
+from oneaccord.errors import ConfigError, RendezvousError
+from oneaccord.launchers import LaunchEnvironment, claim, discover, meeting_place, parse_address, why_not_alone
+from oneaccord.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
+from oneaccord.launchers.variables import derived_port
 
 PARENT = 4242
 PARENT_PORT = 61440 + 4242 - 4096
@@ -128,9 +128,9 @@ LEADER_WORKER_SET = {
     [
         pytest.param(TORCHRUN, LaunchEnvironment("torchrun", 5, 8, 1, 4, "node001", 29400, "abc"), id="torchrun"),
         pytest.param(
-            TORCHRUN | {"MANYHANDS_LAUNCHED": "[::1]:4000"},
-            LaunchEnvironment("manyhands", 5, 8, 1, 4, "::1", 4000, "abc"),
-            id="manyhands",
+            TORCHRUN | {"ONEACCORD_LAUNCHED": "[::1]:4000"},
+            LaunchEnvironment("oneaccord", 5, 8, 1, 4, "::1", 4000, "abc"),
+            id="oneaccord",
         ),
         pytest.param(SLURM, LaunchEnvironment("slurm", 5, 8, 1, 4, "node003", 61440 + 123456 % 4096, "123456"), id="slurm"),
         pytest.param(
@@ -146,7 +146,7 @@ LEADER_WORKER_SET = {
             id="openmpi-5",
         ),
         pytest.param(
-            PRTERUN | {"MANYHANDS_WORLD_SIZE": "4"},
+            PRTERUN | {"ONEACCORD_WORLD_SIZE": "4"},
             LaunchEnvironment(
                 "pmix", 1, 4, 0, None, "f5n18", derived_port("job prterun-f5n18-12192@1"), "prterun-f5n18-12192@1"
             ),
@@ -174,7 +174,7 @@ LEADER_WORKER_SET = {
             id="leaderworkerset",
         ),
         pytest.param(
-            {"MANYHANDS_RANK": "1", "MANYHANDS_WORLD_SIZE": "2", "MANYHANDS_RENDEZVOUS": "[::1]:7000"},
+            {"ONEACCORD_RANK": "1", "ONEACCORD_WORLD_SIZE": "2", "ONEACCORD_RENDEZVOUS": "[::1]:7000"},
             LaunchEnvironment("by hand", 1, 2, 0, None, "::1", 7000, ""),
             id="by hand",
         ),
@@ -193,7 +193,7 @@ def test_each_launcher_is_understood(environ: dict[str, str], expected: LaunchEn
         pytest.param(SLURM | {"SLURM_JOB_NAME": "interactive"}, id="slurm interactive"),
         pytest.param({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, id="slurm batch script"),
         pytest.param({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, id="some pod"),
-        pytest.param({"MASTER_ADDR": "node1", "MANYHANDS_RENDEZVOUS": "node1:1"}, id="an address alone"),
+        pytest.param({"MASTER_ADDR": "node1", "ONEACCORD_RENDEZVOUS": "node1:1"}, id="an address alone"),
     ],
 )
 def test_plain_python_is_no_launch(environ: dict[str, str]) -> None:
@@ -220,7 +220,7 @@ def test_what_speaks_against_a_world_of_one_is_said(environ: dict[str, str], wor
     doubt = why_not_alone(environ)
     assert doubt is not None
     assert doubt.startswith(words)
-    assert "MANYHANDS_RANK=0 and MANYHANDS_WORLD_SIZE=1" in doubt
+    assert "ONEACCORD_RANK=0 and ONEACCORD_WORLD_SIZE=1" in doubt
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_speaks_against_a_world_of_one_is_said(environ: dict[str, str], wor
         {},
         {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1"},
         {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8", "PMIX_NAMESPACE": "slurm.pmix.1.0"},
-        {"MASTER_ADDR": "node1", "MANYHANDS_RENDEZVOUS": "node1:1"},
+        {"MASTER_ADDR": "node1", "ONEACCORD_RENDEZVOUS": "node1:1"},
         {"KUBERNETES_SERVICE_HOST": "10.96.0.1"},
     ],
 )
@@ -256,14 +256,14 @@ def test_every_variable_of_a_launcher_alone_is_an_error_or_doubtful() -> None:
 
 
 def test_overrides_win_over_a_launcher() -> None:
-    environ = SLURM | {"MANYHANDS_RANK": "0", "MANYHANDS_WORLD_SIZE": "2", "MANYHANDS_RENDEZVOUS": "other:7000"}
+    environ = SLURM | {"ONEACCORD_RANK": "0", "ONEACCORD_WORLD_SIZE": "2", "ONEACCORD_RENDEZVOUS": "other:7000"}
     found = discover(environ)
     assert found is not None
     assert (found.launcher, found.rank, found.world_size, found.host, found.port) == ("slurm", 0, 2, "other", 7000)
 
 
 def test_an_override_makes_a_bad_variable_harmless() -> None:
-    found = discover(TORCHRUN | {"RANK": "abc", "MANYHANDS_RANK": "0"})
+    found = discover(TORCHRUN | {"RANK": "abc", "ONEACCORD_RANK": "0"})
     assert found is not None
     assert found.rank == 0
 
@@ -301,7 +301,7 @@ SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_TASK_PID": "77"}
 def test_contradicting_launchers_are_refused_in_words(environ: dict[str, str], words: list[str]) -> None:
     with pytest.raises(ConfigError, match="two launchers contradict each other") as caught:
         discover(environ, parent=PARENT, process=77)
-    assert all(word in str(caught.value) for word in [*words, "unset", "MANYHANDS_RANK"])
+    assert all(word in str(caught.value) for word in [*words, "unset", "ONEACCORD_RANK"])
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_contradicting_launchers_are_refused_in_words(environ: dict[str, str], w
         pytest.param(SLURM | LEFT_OVER | {"RANK": "41", "WORLD_SIZE": "64"}, (41, 64), id="an agent for each task"),
         pytest.param(SLURM_TASK | TORCHRUN | {"RANK": "1", "WORLD_SIZE": "8"}, (1, 8), id="torchrun counts anew"),
         pytest.param(SLURM_TASK | TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, (0, 1), id="torchrun alone in each task"),
-        pytest.param(OPEN_MPI_5 | LEFT_OVER | {"MANYHANDS_LAUNCHED": "127.0.0.1:1"}, (0, 1), id="manyhands run in each"),
+        pytest.param(OPEN_MPI_5 | LEFT_OVER | {"ONEACCORD_LAUNCHED": "127.0.0.1:1"}, (0, 1), id="oneaccord run in each"),
         pytest.param(SLURM | LEFT_OVER | {"RANK": "2", "WORLD_SIZE": "8"}, (2, 8), id="an agent with an order of its own"),
         pytest.param(
             SLURM_TASK
@@ -322,7 +322,7 @@ def test_contradicting_launchers_are_refused_in_words(environ: dict[str, str], w
             id="a step of one task for each rank",
         ),
         pytest.param(SLURM | OPEN_MPI_5, (3, 4), id="mpirun's daemons are Slurm's tasks"),
-        pytest.param(OPEN_MPI_5 | LEFT_OVER | {"MANYHANDS_RANK": "0", "MANYHANDS_WORLD_SIZE": "1"}, (0, 1), id="by hand"),
+        pytest.param(OPEN_MPI_5 | LEFT_OVER | {"ONEACCORD_RANK": "0", "ONEACCORD_WORLD_SIZE": "1"}, (0, 1), id="by hand"),
         pytest.param({"PMI_RANK": "0", "PMI_SIZE": "1"} | LEFT_OVER | {"WORLD_SIZE": "4"}, (0, 4), id="one task"),
         pytest.param(OPEN_MPI_5 | LEFT_OVER | {"OMPI_COMM_WORLD_SIZE": ""}, (0, 1), id="half of mpirun's"),
     ],
@@ -360,7 +360,7 @@ def test_steps_and_elements_of_one_job_of_lsf_are_runs_of_their_own() -> None:
 
 
 def test_ranks_behind_wrapper_scripts_meet_at_one_port() -> None:
-    program = "import os; from manyhands.launchers import discover; print(discover(os.environ).port)"
+    program = "import os; from oneaccord.launchers import discover; print(discover(os.environ).port)"
     environ = {name: value for name, value in os.environ.items() if not re.match("RANK|WORLD_SIZE|OMPI|SLURM", name)}
     wrapped = ["sh", "-c", 'sh -c \'"$@"; exit $?\' - "$@"; exit $?', "-", sys.executable, "-c", program]
     printed = subprocess.run(wrapped, env=environ | HYDRA, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -406,8 +406,8 @@ def test_master_addr_serves_where_the_launcher_tells_no_address() -> None:
     assert (found.host, found.port) == ("node7", 1234)
 
 
-BY_HAND = {"MANYHANDS_RANK": "1", "MANYHANDS_WORLD_SIZE": "2"}
-OURS = TORCHRUN | {"MANYHANDS_LAUNCHED": "node3:5000"}
+BY_HAND = {"ONEACCORD_RANK": "1", "ONEACCORD_WORLD_SIZE": "2"}
+OURS = TORCHRUN | {"ONEACCORD_LAUNCHED": "node3:5000"}
 
 
 @pytest.mark.parametrize(
@@ -416,8 +416,8 @@ OURS = TORCHRUN | {"MANYHANDS_LAUNCHED": "node3:5000"}
         pytest.param(BY_HAND, ("node1", 29501), id="by hand"),
         pytest.param(BY_HAND | {"MASTER_ADDR": "node7"}, ("node1", 29501), id="before MASTER_ADDR"),
         pytest.param(TORCHRUN, ("node1", 29501), id="before torchrun's"),
-        pytest.param(BY_HAND | {"MANYHANDS_RENDEZVOUS": "node2:4000"}, ("node2", 4000), id="after the variable"),
-        pytest.param(OURS, ("node3", 5000), id="after that of manyhands run"),
+        pytest.param(BY_HAND | {"ONEACCORD_RENDEZVOUS": "node2:4000"}, ("node2", 4000), id="after the variable"),
+        pytest.param(OURS, ("node3", 5000), id="after that of oneaccord run"),
     ],
 )
 def test_a_configured_address_counts_for_ranks_of_launchers_and_by_hand(
@@ -448,21 +448,21 @@ def test_a_world_of_one_needs_no_address(variables: dict[str, str]) -> None:
         pytest.param(TORCHRUN | {"LOCAL_RANK": "x"}, ["LOCAL_RANK", "'x'"], id="local rank"),
         pytest.param({"RANK": "1"}, ["RANK=1", "WORLD_SIZE", "unset RANK"], id="rank alone"),
         pytest.param({"WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "set RANK"], id="world size alone"),
-        pytest.param({"MANYHANDS_RANK": "0"}, ["MANYHANDS_RANK=0", "MANYHANDS_WORLD_SIZE"], id="override alone"),
-        pytest.param({"MANYHANDS_WORLD_SIZE": "2"}, ["MANYHANDS_WORLD_SIZE=2", "MANYHANDS_RANK"], id="override size alone"),
+        pytest.param({"ONEACCORD_RANK": "0"}, ["ONEACCORD_RANK=0", "ONEACCORD_WORLD_SIZE"], id="override alone"),
+        pytest.param({"ONEACCORD_WORLD_SIZE": "2"}, ["ONEACCORD_WORLD_SIZE=2", "ONEACCORD_RANK"], id="override size alone"),
         pytest.param(
             PRTERUN,
-            ["PMIX_RANK=1", "-x MANYHANDS_WORLD_SIZE=4", "mpirun, srun or manyhands run", "unset PMIX_RANK"],
+            ["PMIX_RANK=1", "-x ONEACCORD_WORLD_SIZE=4", "mpirun, srun or oneaccord run", "unset PMIX_RANK"],
             id="prterun",
         ),
         pytest.param({"OMPI_COMM_WORLD_RANK": "1"}, ["OMPI_COMM_WORLD_SIZE"], id="half of open mpi"),
         pytest.param(
             {"JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "h"},
-            ["WORLD_SIZE or MANYHANDS_WORLD_SIZE"],
+            ["WORLD_SIZE or ONEACCORD_WORLD_SIZE"],
             id="kubernetes without size",
         ),
-        pytest.param(SLURM | {"SLURM_STEP_NODELIST": "node[1-"}, ["node[1-", "MANYHANDS_RENDEZVOUS"], id="hostlist"),
-        pytest.param(TORCHRUN | {"MANYHANDS_RENDEZVOUS": "nowhere"}, ["MANYHANDS_RENDEZVOUS", "nowhere"], id="rendezvous"),
+        pytest.param(SLURM | {"SLURM_STEP_NODELIST": "node[1-"}, ["node[1-", "ONEACCORD_RENDEZVOUS"], id="hostlist"),
+        pytest.param(TORCHRUN | {"ONEACCORD_RENDEZVOUS": "nowhere"}, ["ONEACCORD_RENDEZVOUS", "nowhere"], id="rendezvous"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(environ: dict[str, str], words: list[str]) -> None:
@@ -478,12 +478,12 @@ def test_what_cannot_be_is_refused_by_name(environ: dict[str, str], words: list[
         pytest.param(HYDRA | {"MPI_LOCALNRANKS": "2"}, id="mpich"),
         pytest.param({"RANK": "0", "WORLD_SIZE": "2"}, id="torchrun"),
         pytest.param({k: v for k, v in KUBERNETES.items() if k != "MASTER_ADDR"}, id="kubernetes"),
-        pytest.param({"MANYHANDS_RANK": "0", "MANYHANDS_WORLD_SIZE": "2"}, id="by hand"),
+        pytest.param({"ONEACCORD_RANK": "0", "ONEACCORD_WORLD_SIZE": "2"}, id="by hand"),
         pytest.param({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, id="one host, no port"),
     ],
 )
 def test_several_ranks_without_an_address_are_told_what_to_set(environ: dict[str, str]) -> None:
-    with pytest.raises(RendezvousError, match=r"set MANYHANDS_RENDEZVOUS=host:port .*MASTER_ADDR"):
+    with pytest.raises(RendezvousError, match=r"set ONEACCORD_RENDEZVOUS=host:port .*MASTER_ADDR"):
         discover(environ)
 
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.cli.main import main
-from manyhands.contract.header import CallSignature
-from manyhands.control.protocol import Progress, Verdict, Wait
-from manyhands.explain.clocks import align
-from manyhands.explain.dump import FORMAT, Call, Dump, Place, decode
-from manyhands.explain.reading import Job, read_jobs
-from manyhands.explain.story import tell
-from manyhands.explain.timeline import how_exact, timeline
+from oneaccord.cli.main import main
+from oneaccord.contract.header import CallSignature
+from oneaccord.control.protocol import Progress, Verdict, Wait
+from oneaccord.explain.clocks import align
+from oneaccord.explain.dump import FORMAT, Call, Dump, Place, decode
+from oneaccord.explain.reading import Job, read_jobs
+from oneaccord.explain.story import tell
+from oneaccord.explain.timeline import how_exact, timeline
 
 FLOAT32, FLOAT64 = "float32", "float64"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.common.folders import read_regular, write_new
-from manyhands.errors import UsageError
+from oneaccord.common.folders import read_regular, write_new
+from oneaccord.errors import UsageError
 
 
 def test_a_link_at_the_name_of_a_new_file_is_replaced(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.net.handshake import (
+from oneaccord.net.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     HELLO_BYTES,

@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 import pytest
 from support.waiting import PATIENCE_S, until
 
-from manyhands.calls.order.turns import Turns
-from manyhands.calls.work import Work
-from manyhands.contract.deadline import Deadline
-from manyhands.runtime import idle as idle_module
-from manyhands.runtime.computer import COMPUTER
-from manyhands.runtime.idle import (
+from oneaccord.calls.order.turns import Turns
+from oneaccord.calls.work import Work
+from oneaccord.contract.deadline import Deadline
+from oneaccord.runtime import idle as idle_module
+from oneaccord.runtime.computer import COMPUTER
+from oneaccord.runtime.idle import (
     Sleeper,
     begin_to_help,
     blocked,
@@ -130,8 +130,8 @@ def test_a_thread_of_another_rank_cannot_come_to_the_rescue_of_this_one() -> Non
         assert not nobody_else(other)  # it is the home of the other rank, and may go on there
 
 
-def test_a_thread_of_manyhands_makes_no_calls_of_its_own() -> None:
-    with thread(idle, name="manyhands-0"):
+def test_a_thread_of_oneaccord_makes_no_calls_of_its_own() -> None:
+    with thread(idle, name="oneaccord-0"):
         assert nobody_else(HOME)
 
 
@@ -141,7 +141,7 @@ class Helper:
 
 
 def test_a_background_thread_with_something_to_do_may_come_to_the_rescue() -> None:
-    with thread(idle, name="manyhands-work") as other:
+    with thread(idle, name="oneaccord-work") as other:
         helper = Helper(other.ident)
         begin_to_help(helper)
         assert not nobody_else(HOME)
@@ -175,7 +175,7 @@ def test_a_background_thread_may_ask_for_its_own_call() -> None:
         end_of_help(helper)
 
     with_home_waiting, home_waits = threading.Event(), threading.Event()
-    with thread(ask, name="manyhands-work") as asking:
+    with thread(ask, name="oneaccord-work") as asking:
         with_home_waiting.wait(PATIENCE_S)
         with waiting():
             home_waits.set()
@@ -276,7 +276,7 @@ def test_to_look_at_all_threads_stops_nothing_while_others_begin_and_end_and_the
     """Found as a hang of the whole interpreter (python/cpython#106883), which no signal handler and no Python thread could have ended."""
     program = f"""
         import faulthandler, gc, threading, time
-        from manyhands.runtime.idle import current_frames
+        from oneaccord.runtime.idle import current_frames
 
         faulthandler.dump_traceback_later(20, exit=True)
         is_over = threading.Event()

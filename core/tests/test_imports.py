@@ -1,4 +1,4 @@
-"""What ``import manyhands`` and the first group load, and what the import weighs."""
+"""What ``import oneaccord`` and the first group load, and what the import weighs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def loaded():
     return sorted(name for name in names if not name.startswith("_sysconfigdata"))
 
 before, kibibytes = set(sys.modules), resident()
-import manyhands
+import oneaccord
 assert resident() - kibibytes < 8 * 1024, f"{resident() - kibibytes} KiB"
 print(*loaded())
-with manyhands.init():
+with oneaccord.init():
     print(*loaded())
 """
 
@@ -31,10 +31,10 @@ def test_an_import_loads_nothing_else_and_a_group_only_what_it_needs(
 
     assert (done.returncode, done.stderr) == (0, "")
     imported, grouped = (set(line.split()) for line in done.stdout.splitlines())
-    assert imported == {"manyhands"}
-    plugins = {name for name in grouped if name.startswith("manyhands_")}
-    own = {"manyhands", "typing_extensions"}  # which msgspec takes where it is there
+    assert imported == {"oneaccord"}
+    plugins = {name for name in grouped if name.startswith("oneaccord_")}
+    own = {"oneaccord", "typing_extensions"}  # which msgspec takes where it is there
     of_cython = {name for name in grouped if "cython" in name}  # with older ones of NumPy
     of_pydantic = {"annotated_types", "pydantic_core", "typing_inspection"}
     assert grouped - plugins - own - of_cython - of_pydantic == {"msgspec", "numpy", "pluggy", "pydantic"}
-    assert not plugins & {"manyhands_conformance", "manyhands_lab", "manyhands_parallel"}
+    assert not plugins & {"oneaccord_conformance", "oneaccord_lab", "oneaccord_parallel"}

@@ -1,4 +1,4 @@
-"""What to type to install more of manyhands, wherever the running one came from."""
+"""What to type to install more of oneaccord, wherever the running one came from."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from urllib.parse import quote
 
 import pytest
 
-from manyhands.common import installing
-from manyhands.common.installing import install_command
+from oneaccord.common import installing
+from oneaccord.common.installing import install_command
 
 PROJECT = """
 [project.optional-dependencies]
-tcp = ["manyhands-tcp==0.1.0"]
-nccl-cuda13 = ["manyhands-nccl==0.1.0", "nccl4py>=0.6"]
-lab = ["manyhands-lab==0.1.0"]
-conformance = ["manyhands-conformance==0.1.0"]
-plot = ["manyhands-lab[plot]==0.1.0"]
-all = ["manyhands-core[low-precision]==0.1.0", "manyhands-lab==0.1.0", "manyhands-tcp==0.1.0"]
+tcp = ["oneaccord-tcp==0.1.0"]
+nccl-cuda13 = ["oneaccord-nccl==0.1.0", "nccl4py>=0.6"]
+lab = ["oneaccord-lab==0.1.0"]
+conformance = ["oneaccord-conformance==0.1.0"]
+plot = ["oneaccord-lab[plot]==0.1.0"]
+all = ["oneaccord-core[low-precision]==0.1.0", "oneaccord-lab==0.1.0", "oneaccord-tcp==0.1.0"]
 """
 
 
@@ -41,10 +41,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def came_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: object) -> None:
-    """Let the running manyhands-core be one that pip installed so (PEP 610); None is a release."""
-    info = tmp_path / "site" / "manyhands_core-0.1.0.dist-info"
+    """Let the running oneaccord-core be one that pip installed so (PEP 610); None is a release."""
+    info = tmp_path / "site" / "oneaccord_core-0.1.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: manyhands-core\nVersion: 0.1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: oneaccord-core\nVersion: 0.1.0\n")
     if origin is not None:
         (info / "direct_url.json").write_text(json.dumps(origin))
     monkeypatch.syspath_prepend(str(info.parent))
@@ -57,15 +57,15 @@ def local(root: Path, **how: object) -> object:
 @pytest.mark.parametrize(
     ("command", "works"),
     [
-        ("pip install 'manyhands[tcp]'", "pip install -e 'ROOT/plugins/tcp'"),
-        ('pip install "manyhands[plot]" x', "pip install -e 'ROOT/lab[plot]' x"),
-        ("pip install manyhands[tcp,plot]", "pip install -e 'ROOT/plugins/tcp' -e 'ROOT/lab[plot]'"),
-        ("pip install 'manyhands[lab]'", "pip install -e 'ROOT/lab'"),
-        ("pip install 'manyhands[conformance]'", "pip install -e 'ROOT/conformance'"),
-        ("pip install 'manyhands-core[cli]'", "pip install -e 'ROOT/core[cli]'"),
-        ("a, or 'manyhands[nccl-cuda13]' for b", "a, or -e 'ROOT/plugins/nccl' -e 'ROOT[nccl-cuda13]' for b"),
-        ("pip install manyhands-pigeon", "pip install manyhands-pigeon"),
-        ("pip install manyhands[star]", "pip install manyhands[star]"),
+        ("pip install 'oneaccord[tcp]'", "pip install -e 'ROOT/plugins/tcp'"),
+        ('pip install "oneaccord[plot]" x', "pip install -e 'ROOT/lab[plot]' x"),
+        ("pip install oneaccord[tcp,plot]", "pip install -e 'ROOT/plugins/tcp' -e 'ROOT/lab[plot]'"),
+        ("pip install 'oneaccord[lab]'", "pip install -e 'ROOT/lab'"),
+        ("pip install 'oneaccord[conformance]'", "pip install -e 'ROOT/conformance'"),
+        ("pip install 'oneaccord-core[cli]'", "pip install -e 'ROOT/core[cli]'"),
+        ("a, or 'oneaccord[nccl-cuda13]' for b", "a, or -e 'ROOT/plugins/nccl' -e 'ROOT[nccl-cuda13]' for b"),
+        ("pip install oneaccord-pigeon", "pip install oneaccord-pigeon"),
+        ("pip install oneaccord[star]", "pip install oneaccord[star]"),
     ],
 )
 def test_a_checkout_installs_from_itself(
@@ -82,19 +82,19 @@ def test_paths_are_short_within_the_checkout_and_plain_where_it_is_not_editable(
     came_from(monkeypatch, tmp_path, local(root))
     monkeypatch.chdir(root)
 
-    assert install_command("pip install 'manyhands[all]'") == "pip install './core[low-precision]' ./lab ./plugins/tcp"
+    assert install_command("pip install 'oneaccord[all]'") == "pip install './core[low-precision]' ./lab ./plugins/tcp"
 
 
 @pytest.mark.parametrize(
     "origin",
     [
         None,
-        {"url": "https://example.org/manyhands.git", "subdirectory": "core", "vcs_info": {"vcs": "git"}},
-        {"url": "file:///wheels/manyhands_core-0.1.0-py3-none-any.whl", "archive_info": {}},
+        {"url": "https://example.org/oneaccord.git", "subdirectory": "core", "vcs_info": {"vcs": "git"}},
+        {"url": "file:///wheels/oneaccord_core-0.1.0-py3-none-any.whl", "archive_info": {}},
         {"url": "file:///a/clone/that/is/gone/core", "dir_info": {"editable": True}},
     ],
 )
 def test_else_the_release_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: object) -> None:
     came_from(monkeypatch, tmp_path, origin)
 
-    assert install_command("pip install 'manyhands[tcp]'") == "pip install 'manyhands[tcp]'"
+    assert install_command("pip install 'oneaccord[tcp]'") == "pip install 'oneaccord[tcp]'"

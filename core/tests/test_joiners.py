@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from support.waiting import PATIENCE_S
 
-from manyhands.contract.seal import Seal
-from manyhands.control.joiners import NEWCOMER_HELLO, JoinAddress, Joiners
-from manyhands.control.protocol import RUNS_ALREADY, Join, Verdict, decode_from_store, encode
-from manyhands.net.credentials import Credentials
-from manyhands.net.keepalive import Liveness
-from manyhands.net.loop import Loop
-from manyhands.net.proven import ProvenSocket
+from oneaccord.contract.seal import Seal
+from oneaccord.control.joiners import NEWCOMER_HELLO, JoinAddress, Joiners
+from oneaccord.control.protocol import RUNS_ALREADY, Join, Verdict, decode_from_store, encode
+from oneaccord.net.credentials import Credentials
+from oneaccord.net.keepalive import Liveness
+from oneaccord.net.loop import Loop
+from oneaccord.net.proven import ProvenSocket
 
 JOIN = encode(Join(-1, 4, "tcp", "", "1", "little", "host", 7))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from manyhands.api import BlockingCalls
+from oneaccord.api import BlockingCalls
 
 
 def test_functions_that_block_run_at_once_and_threads_are_used_again():

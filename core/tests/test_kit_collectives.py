@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from manyhands.api import HeaderMismatch, agree_on_call, copy_own, divide_sum
+from oneaccord.api import HeaderMismatch, agree_on_call, copy_own, divide_sum
 
 DIGESTS = [bytes(range(8)), bytes(range(8)), bytes([0, 1, 2, 3, 4, 5, 6, 255])]
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from manyhands.api import (
+from oneaccord.api import (
     BackendUnavailableError,
     CLibrary,
     find_library,
@@ -19,7 +19,7 @@ from manyhands.api import (
     loader_folders,
     python_folders,
 )
-from manyhands.kit import libraries
+from oneaccord.kit import libraries
 
 
 class Libc(CLibrary):
@@ -88,9 +88,9 @@ def test_library_in_c_has_functions_version_and_path():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the C library of Linux")
 def test_library_that_will_not_do_says_why():
-    with pytest.raises(BackendUnavailableError, match=r"is libc 2\.\d+, and manyhands needs 99 or newer: before, it counted"):
+    with pytest.raises(BackendUnavailableError, match=r"is libc 2\.\d+, and oneaccord needs 99 or newer: before, it counted"):
         load_library(TooOld, "libc", ["libc.so.6"])
-    with pytest.raises(BackendUnavailableError, match=r"has no function gnu_no_such_function: manyhands needs libc 2\.1 or"):
+    with pytest.raises(BackendUnavailableError, match=r"has no function gnu_no_such_function: oneaccord needs libc 2\.1 or"):
         load_library(Lacking, "libc", ["libc.so.6"])
 
 

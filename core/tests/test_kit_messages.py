@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.transport_tools import finish
 
-from manyhands.api import (
+from oneaccord.api import (
     BlockingCalls,
     Deadline,
     HeaderMismatch,

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from manyhands.api import CommError, ConfigError, Deadline, LibraryUse, LinkLost, compare_settings
-from manyhands.kit import usage
+from oneaccord.api import CommError, ConfigError, Deadline, LibraryUse, LinkLost, compare_settings
+from oneaccord.kit import usage
 
 
 def test_check_names_the_first_reason():

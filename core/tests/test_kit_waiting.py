@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from manyhands.api import Deadline, wait_until
-from manyhands.kit import waiting
+from oneaccord.api import Deadline, wait_until
+from oneaccord.kit import waiting
 
 
 def nothing() -> None:

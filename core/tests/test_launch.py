@@ -25,11 +25,11 @@ def test_each_rank_gets_torchruns_variables(tmp_path: Path) -> None:
     script = """
         import json, os, sys
         names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MY_OWN"]
-        others = ["MASTER_PORT", "MANYHANDS_LAUNCHED", "MANYHANDS_SECRET", "TORCHELASTIC_RUN_ID"]
+        others = ["MASTER_PORT", "ONEACCORD_LAUNCHED", "ONEACCORD_SECRET", "TORCHELASTIC_RUN_ID"]
         print(json.dumps([{n: os.environ[n] for n in names}, [os.environ[n] for n in others] + [hash("text")],
-                          "MANYHANDS_RENDEZVOUS_FD" in os.environ, "MANYHANDS_RANK" in os.environ]))
+                          "ONEACCORD_RENDEZVOUS_FD" in os.environ, "ONEACCORD_RANK" in os.environ]))
     """
-    done = launch(tmp_path, script, ranks=3, environ={"MANYHANDS_RANK": "7", "MY_OWN": "x"}, prefix=False)
+    done = launch(tmp_path, script, ranks=3, environ={"ONEACCORD_RANK": "7", "MY_OWN": "x"}, prefix=False)
     assert done.stderr == ""
     assert done.returncode == 0
     seen = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: str(one[0]["RANK"]))
@@ -58,11 +58,11 @@ def test_each_rank_gets_torchruns_variables(tmp_path: Path) -> None:
 
 MEET = """
     import os, socket
-    host, _, port = os.environ["MANYHANDS_LAUNCHED"].rpartition(":")
+    host, _, port = os.environ["ONEACCORD_LAUNCHED"].rpartition(":")
     address = host, int(port)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
-        listener = socket.socket(fileno=int(os.environ["MANYHANDS_RENDEZVOUS_FD"]))
+        listener = socket.socket(fileno=int(os.environ["ONEACCORD_RENDEZVOUS_FD"]))
         assert listener.getsockname()[1] == address[1]
         heard = []
         for _ in range(size - 1):
@@ -92,7 +92,7 @@ def test_two_hosts_make_one_world(tmp_path: Path) -> None:
         "ranks": 2,
         "nodes": 2,
         "rendezvous": f"127.0.0.1:{free_port()}",
-        "environ": {"MANYHANDS_SECRET": "s"},
+        "environ": {"ONEACCORD_SECRET": "s"},
     }
     directories = [tmp_path / "a", tmp_path / "b"]
     for directory in directories:
@@ -106,7 +106,7 @@ def test_two_hosts_make_one_world(tmp_path: Path) -> None:
     hosts = [start(directory, script, node_rank=number, **shared) for number, directory in enumerate(directories)]
     outputs = [host.communicate(timeout=50) for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], outputs
-    job = f"manyhands-{shared['rendezvous']} {outputs[0][0].split()[-1]}"  # one order of sets on all hosts
+    job = f"oneaccord-{shared['rendezvous']} {outputs[0][0].split()[-1]}"  # one order of sets on all hosts
     assert sorted(outputs[0][0].splitlines()) == [f"[0] 0 0 {job}", "[0] heard [1, 2, 3]", f"[1] 1 0 {job}"]
     assert sorted(outputs[1][0].splitlines()) == [f"[2] 0 1 {job}", f"[3] 1 1 {job}"]
 
@@ -114,7 +114,7 @@ def test_two_hosts_make_one_world(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "seed"), [("17", 17), ("", 327496389)])
 def test_a_seed_of_hashes_comes_from_the_user_or_the_secret(tmp_path: Path, given: str, seed: int) -> None:
     script = "import os; print(os.environ['PYTHONHASHSEED'], hash('text'))"
-    environ = {"PYTHONHASHSEED": given, "MANYHANDS_SECRET": "s"}
+    environ = {"PYTHONHASHSEED": given, "ONEACCORD_SECRET": "s"}
     seen = set(launch(tmp_path, script, ranks=2, prefix=False, environ=environ).stdout.splitlines())
     expected = subprocess.run(
         [sys.executable, "-c", script], env=environment(PYTHONHASHSEED=str(seed)), capture_output=True, text=True, check=True
@@ -124,8 +124,8 @@ def test_a_seed_of_hashes_comes_from_the_user_or_the_secret(tmp_path: Path, give
 
 def test_arguments_and_a_secret_reach_the_script_untouched_and_its_last_line_is_ended(tmp_path: Path) -> None:
     args = ["-n", "3", "--help", "", "a b", "--", "*"]
-    script = "import os, sys; print(sys.argv[1:]); print(os.environ['MANYHANDS_SECRET'], end='')"
-    done = launch(tmp_path, script, args=args, environ={"MANYHANDS_SECRET": "mine"})
+    script = "import os, sys; print(sys.argv[1:]); print(os.environ['ONEACCORD_SECRET'], end='')"
+    done = launch(tmp_path, script, args=args, environ={"ONEACCORD_SECRET": "mine"})
     assert done.stdout == f"[0] {args}\n[0] mine\n"
 
 
@@ -163,7 +163,7 @@ def test_lines_of_ranks_never_mix(tmp_path: Path) -> None:
 
 def test_prefixes_are_as_wide_as_the_largest_rank(tmp_path: Path) -> None:
     several: dict[str, Any] = {"nodes": 4, "node_rank": 3, "rendezvous": "127.0.0.1:1"}
-    done = launch(tmp_path, "print('x')", ranks=3, environ={"MANYHANDS_SECRET": "s"}, **several)
+    done = launch(tmp_path, "print('x')", ranks=3, environ={"ONEACCORD_SECRET": "s"}, **several)
     assert sorted(done.stdout.splitlines()) == ["[ 9] x", "[10] x", "[11] x"]
 
 
@@ -216,7 +216,7 @@ def test_the_first_failing_rank_gives_the_exit_code_and_the_last_words(tmp_path:
     script = """
         import os, signal, sys
         if os.environ["RANK"] == "1":
-            print(os.environ["MANYHANDS_ERROR_FILE"])
+            print(os.environ["ONEACCORD_ERROR_FILE"])
             def deep():
                 raise KeyError("the cause")
             try:
@@ -229,9 +229,9 @@ def test_the_first_failing_rank_gives_the_exit_code_and_the_last_words(tmp_path:
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("-" * 80) :]
     assert report.splitlines()[1:4] == [
-        "manyhands run: rank 1 failed first: exit code 1",
-        "manyhands run: ranks 0, 2 were ended because of it",
-        "manyhands run: the error of rank 1:",
+        "oneaccord run: rank 1 failed first: exit code 1",
+        "oneaccord run: ranks 0, 2 were ended because of it",
+        "oneaccord run: the error of rank 1:",
     ]
     assert report.count("Traceback (most recent call last):") == 2
     assert report.splitlines()[4] == "Traceback (most recent call last):"
@@ -257,7 +257,7 @@ def test_how_a_rank_ended_is_told(tmp_path: Path, end: str, code: int, how: str)
     """
     done = launch(tmp_path, script, ranks=2)
     assert done.returncode == code
-    assert f"manyhands run: rank 0 failed first: {how}\n" in done.stderr
+    assert f"oneaccord run: rank 0 failed first: {how}\n" in done.stderr
     assert done.stderr.endswith("the end of its standard error:\nlast words\n")
 
 
@@ -265,8 +265,8 @@ def test_a_rank_that_only_heard_of_a_failure_is_not_blamed(tmp_path: Path) -> No
     # Rank 0 hears that rank 1 is lost, and is gone before rank 1 has ended itself.
     script = """
         import os, sys
-        from manyhands.errors import PeerLostError
-        from manyhands.job.error_file import install
+        from oneaccord.errors import PeerLostError
+        from oneaccord.job.error_file import install
         install(int(os.environ["RANK"]))
         rank, fifo = int(os.environ["RANK"]), sys.argv[1]
         if rank == 0:
@@ -279,7 +279,7 @@ def test_a_rank_that_only_heard_of_a_failure_is_not_blamed(tmp_path: Path) -> No
     os.mkfifo(fifo)
     done = launch(tmp_path, script, ranks=2, args=[str(fifo)])
     assert done.returncode == 1
-    assert "manyhands run: rank 1 failed first: exit code 1\nmanyhands run: rank 0 failed after it\n" in done.stderr
+    assert "oneaccord run: rank 1 failed first: exit code 1\noneaccord run: rank 0 failed after it\n" in done.stderr
     assert done.stderr.endswith("RuntimeError: the cause\n")
 
 
@@ -314,6 +314,6 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path, watch: Watch) -> 
     os.mkfifo(tmp_path / "ready")
     done = launch(tmp_path, script, ranks=2, args=[str(watch.path), str(tmp_path / "ready")], end_s=0.2)
     assert done.returncode == 5
-    assert "manyhands run: rank 0 was ended because of it" in done.stderr
+    assert "oneaccord run: rank 0 was ended because of it" in done.stderr
     watch.wait_for(2)
     watch.assert_all_gone()

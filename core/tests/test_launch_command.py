@@ -1,4 +1,4 @@
-"""``manyhands run``: what belongs to it and what to the script, who starts the ranks, and what is refused first."""
+"""``oneaccord run``: what belongs to it and what to the script, who starts the ranks, and what is refused first."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from manyhands.cli.run import run
-from manyhands.contract.backend import BackendSpec, LaunchRequest, NoConfig
-from manyhands.contract.hookspecs import hookimpl
-from manyhands.errors import BackendUnavailableError, ConfigError, ManyHandsError, UsageError
-from manyhands.local import processes, resolve, starting
-from manyhands.local.launching import Launch
+from oneaccord.cli.run import run
+from oneaccord.contract.backend import BackendSpec, LaunchRequest, NoConfig
+from oneaccord.contract.hookspecs import hookimpl
+from oneaccord.errors import BackendUnavailableError, ConfigError, OneAccordError, UsageError
+from oneaccord.local import processes, resolve, starting
+from oneaccord.local.launching import Launch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from manyhands.config.plugins import PluginManager
+    from oneaccord.config.plugins import PluginManager
 
 requests: list[LaunchRequest] = []
 
@@ -30,7 +30,7 @@ def launcher_of_threads(request: LaunchRequest) -> int:
 
 class Plugin:
     @hookimpl
-    def manyhands_register_backends(self) -> list[BackendSpec]:
+    def oneaccord_register_backends(self) -> list[BackendSpec]:
         return [
             BackendSpec("wires", "processes", factory="os:getcwd", auto_priority=1),
             BackendSpec("threads", "threads", factory="os:getcwd", launcher=f"{__name__}:launcher_of_threads"),
@@ -45,7 +45,7 @@ def _surroundings(manager: PluginManager, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(starting, "fork_server", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("")
-    for name in ("MANYHANDS_SECRET", "MANYHANDS_BACKEND", "MANYHANDS_CONFIG"):
+    for name in ("ONEACCORD_SECRET", "ONEACCORD_BACKEND", "ONEACCORD_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     requests.clear()
 
@@ -88,23 +88,23 @@ def test_the_choices_reach_the_ranks(jobs: list[Any], tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text("timeout_s = 5\n")
     call("--backend", "wires", "--config", "my.toml", "--no-prefix", "script.py")
     job, _ = jobs[0]
-    assert job.environ == {"MANYHANDS_BACKEND": "wires", "MANYHANDS_CONFIG": str(tmp_path / "my.toml")}
+    assert job.environ == {"ONEACCORD_BACKEND": "wires", "ONEACCORD_CONFIG": str(tmp_path / "my.toml")}
     assert not job.prefix
 
 
 def test_several_hosts(jobs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANYHANDS_SECRET", "s")
+    monkeypatch.setenv("ONEACCORD_SECRET", "s")
     call("-n", "4", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "node1:29500", "script.py")
     assert jobs[0][0] == Launch("script.py", ranks=4, nodes=2, node_rank=1, rendezvous="node1:29500")
 
 
 def test_address_and_secret_of_several_hosts_may_come_from_the_config(jobs: list[Any], tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hush\n")
-    (tmp_path / "manyhands.toml").write_text('[rendezvous]\naddress = "node1:29500"\nsecret_file = "secret"\n')
+    (tmp_path / "oneaccord.toml").write_text('[rendezvous]\naddress = "node1:29500"\nsecret_file = "secret"\n')
     call("--nnodes", "2", "script.py")
     job, environ = jobs[0]
     assert job.rendezvous == "node1:29500"
-    assert environ["MANYHANDS_SECRET"] == "hush"
+    assert environ["ONEACCORD_SECRET"] == "hush"
 
 
 @pytest.mark.parametrize("hosts", ["1", "2"])
@@ -122,7 +122,7 @@ def test_a_secret_file_that_cannot_be_is_refused_before_any_rank(
 ) -> None:
     if content is not None:
         (tmp_path / "secret").write_bytes(content)
-    (tmp_path / "manyhands.toml").write_text('[rendezvous]\naddress = "node1:29500"\nsecret_file = "secret"\n')
+    (tmp_path / "oneaccord.toml").write_text('[rendezvous]\naddress = "node1:29500"\nsecret_file = "secret"\n')
 
     with pytest.raises(ConfigError, match=f"^rendezvous.secret_file is 'secret', {words}"):
         call("--nnodes", hosts, "script.py")
@@ -131,11 +131,11 @@ def test_a_secret_file_that_cannot_be_is_refused_before_any_rank(
 
 def test_a_secret_need_not_be_utf_8(jobs: list[Any], tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"h\xfcsh\n")
-    (tmp_path / "manyhands.toml").write_text('[rendezvous]\nsecret_file = "secret"\n')
+    (tmp_path / "oneaccord.toml").write_text('[rendezvous]\nsecret_file = "secret"\n')
 
     call("-n", "2", "script.py")
 
-    assert os.fsencode(jobs[0][1]["MANYHANDS_SECRET"]) == b"h\xfcsh"
+    assert os.fsencode(jobs[0][1]["ONEACCORD_SECRET"]) == b"h\xfcsh"
 
 
 @pytest.mark.parametrize("chosen_by", ["argument", "file", "variable"])
@@ -146,12 +146,12 @@ def test_a_backend_may_start_its_ranks_itself(
     if chosen_by == "argument":
         words = ["--backend", "threads"]
     elif chosen_by == "file":
-        (tmp_path / "manyhands.toml").write_text('backend = "threads"\n')
+        (tmp_path / "oneaccord.toml").write_text('backend = "threads"\n')
     else:
-        monkeypatch.setenv("MANYHANDS_BACKEND", "threads")
+        monkeypatch.setenv("ONEACCORD_BACKEND", "threads")
     monkeypatch.setenv("PYTHONHASHSEED", "17")
     assert call("-n", "3", *words, "script.py", "a", "-b") == 9
-    given = ({"MANYHANDS_BACKEND": "threads"} if words else {}) | {"PYTHONHASHSEED": "17"}
+    given = ({"ONEACCORD_BACKEND": "threads"} if words else {}) | {"PYTHONHASHSEED": "17"}
     assert requests == [LaunchRequest("script.py", False, ("a", "-b"), 3, "threads", given, True, NoConfig())]
     assert jobs == []
 
@@ -161,10 +161,10 @@ def test_a_backend_may_start_its_ranks_itself(
     [
         (["missing.py"], UsageError, "missing.py"),
         (["-n", "0", "script.py"], UsageError, "-n 0"),
-        (["--backend", "wirse", "script.py"], ManyHandsError, "wires"),
+        (["--backend", "wirse", "script.py"], OneAccordError, "wires"),
         (["--backend", "broken", "script.py"], BackendUnavailableError, "no such card; try: pip install card"),
         (["--config", "no.toml", "script.py"], ConfigError, "no.toml"),
-        (["--nnodes", "2", "--rendezvous", "h:1", "script.py"], ConfigError, "MANYHANDS_SECRET"),
+        (["--nnodes", "2", "--rendezvous", "h:1", "script.py"], ConfigError, "ONEACCORD_SECRET"),
         (["--backend", "threads", "--rendezvous", "h:1", "script.py"], UsageError, "'threads'"),
         (["--backend", "threads", "missing.py"], UsageError, "missing.py"),
     ],

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from manyhands.contract import deadline
-from manyhands.contract.deadline import Deadline
-from manyhands.errors import AbortedError, DeadlineError, InternalError, PeerLostError
-from manyhands.job import error_file
-from manyhands.job.error_file import ErrorRecord
-from manyhands.local.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
+from oneaccord.contract import deadline
+from oneaccord.contract.deadline import Deadline
+from oneaccord.errors import AbortedError, DeadlineError, InternalError, PeerLostError
+from oneaccord.job import error_file
+from oneaccord.job.error_file import ErrorRecord
+from oneaccord.local.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_the_time_of_the_error_counts_more_than_that_of_the_exit() -> None:
 def test_consequences_alone_blame_the_earliest_and_say_so() -> None:
     first = primary([failure(0, 5.0, secondary=True, time=4.0), failure(1, 5.0, secondary=True, time=3.0)])
     assert first.rank == 1
-    assert report(first, [0], []).startswith("manyhands run: rank 1 failed first on this host: exit code 1\n")
+    assert report(first, [0], []).startswith("oneaccord run: rank 1 failed first on this host: exit code 1\n")
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
@@ -56,10 +56,10 @@ def test_the_exit_code_of_a_signal_is_that_of_shells(code: int, expected: int) -
 def test_the_traceback_of_the_error_file_is_last() -> None:
     text = report(failure(2, 1.0, secondary=False), [0, 1], [3])
     assert text == (
-        "manyhands run: rank 2 failed first: exit code 1\n"
-        "manyhands run: ranks 0-1 failed after it\n"
-        "manyhands run: rank 3 was ended because of it\n"
-        "manyhands run: the error of rank 2:\n"
+        "oneaccord run: rank 2 failed first: exit code 1\n"
+        "oneaccord run: ranks 0-1 failed after it\n"
+        "oneaccord run: rank 3 was ended because of it\n"
+        "oneaccord run: the error of rank 2:\n"
         "trace of 2\n"
     )
 
@@ -94,7 +94,7 @@ def test_many_ranks_are_counted() -> None:
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "rank-1.json"
-    monkeypatch.setenv("MANYHANDS_ERROR_FILE", str(path))
+    monkeypatch.setenv("ONEACCORD_ERROR_FILE", str(path))
     monkeypatch.setattr(sys, "excepthook", lambda *args: None)
     return path
 
@@ -133,7 +133,7 @@ def test_what_others_caused_is_marked(told: Path, error: Exception, secondary: b
     record = error_file.read(told)
     assert record is not None
     assert record.secondary is secondary
-    assert record.type == f"manyhands.errors.{type(error).__name__}"
+    assert record.type == f"oneaccord.errors.{type(error).__name__}"
 
 
 def test_the_hook_that_was_there_is_called_once(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_an_error_of_a_forked_child_is_no_record_of_the_rank(told: Path) -> None
 
 
 def test_an_error_of_a_process_that_a_rank_started_is_no_record(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANYHANDS_JOINED", f"{os.getppid()} 0/2@('127.0.0.1', 1)")
+    monkeypatch.setenv("ONEACCORD_JOINED", f"{os.getppid()} 0/2@('127.0.0.1', 1)")
     error_file.install(0)
     end_with(ValueError("the child's"))
     assert not told.exists()
@@ -179,14 +179,14 @@ def test_an_interrupt_while_an_error_is_written_leaves_the_error(told: Path) -> 
 def test_a_file_that_cannot_be_written_hides_nothing(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: calls.append(kind))
-    monkeypatch.setenv("MANYHANDS_ERROR_FILE", str(told / "no" / "such"))
+    monkeypatch.setenv("ONEACCORD_ERROR_FILE", str(told / "no" / "such"))
     error_file.install(0)
     end_with(ValueError("bad"))
     assert calls == [ValueError]
 
 
 def test_without_a_launcher_nothing_is_installed(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MANYHANDS_ERROR_FILE")
+    monkeypatch.delenv("ONEACCORD_ERROR_FILE")
     before = sys.excepthook
     error_file.install(0)
     assert sys.excepthook is before
@@ -209,8 +209,8 @@ def test_what_ended_a_job_that_had_survived_others_is_the_last_before_ranks_gave
     first, survived = last_straw([gave_up, later, raised, dead])
     assert (first, survived) == (raised, [dead])
     assert report(first, [0], [], survived).splitlines()[:2] == [
-        "manyhands run: rank 1 failed, and the others continued: killed by SIGKILL",
-        "manyhands run: rank 2 failed then: exit code 1",
+        "oneaccord run: rank 1 failed, and the others continued: killed by SIGKILL",
+        "oneaccord run: rank 2 failed then: exit code 1",
     ]
 
 
@@ -245,9 +245,9 @@ def test_who_exits_because_of_a_death_is_not_what_ended_the_job() -> None:
         (
             AbortedError("long words"),
             True,
-            "manyhands.errors.AbortedError at {here}: see the end of the output of manyhands run for the reason\n",
+            "oneaccord.errors.AbortedError at {here}: see the end of the output of oneaccord run for the reason\n",
         ),
-        (AbortedError("long words"), False, "manyhands.errors.AbortedError: long words\n"),
+        (AbortedError("long words"), False, "oneaccord.errors.AbortedError: long words\n"),
         (KeyboardInterrupt(), True, ""),
     ],
 )
@@ -255,9 +255,9 @@ def test_what_a_rank_itself_says_where_its_launcher_says_the_rest(
     told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, launched: bool, said: str
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    monkeypatch.delenv("MANYHANDS_LAUNCHED", raising=False)
+    monkeypatch.delenv("ONEACCORD_LAUNCHED", raising=False)
     if launched:
-        monkeypatch.setenv("MANYHANDS_LAUNCHED", "1")
+        monkeypatch.setenv("ONEACCORD_LAUNCHED", "1")
     error_file.install(1)
     end_with(error)
     record = error_file.read(told)
@@ -265,7 +265,7 @@ def test_what_a_rank_itself_says_where_its_launcher_says_the_rest(
     assert capsys.readouterr().err == said.format(here=record.where.removeprefix("at "))
 
 
-def told_failure(rank: int, message: str, where: str = "at x.py:1", kind: str = "manyhands.errors.UsageError") -> Failure:
+def told_failure(rank: int, message: str, where: str = "at x.py:1", kind: str = "oneaccord.errors.UsageError") -> Failure:
     record = ErrorRecord(
         rank, kind, message, f"trace\n{kind}: {message}\n", float(rank), secondary=False, where=where, clock=float(rank)
     )
@@ -281,8 +281,8 @@ def test_words_that_others_left_to_say_are_said_once_each() -> None:
     ]
     text = report(told_failure(0, "bad"), [1, 2, 3, 4], [], (), others)
     assert text.splitlines()[2:4] == [
-        "manyhands run: ranks 2-3: manyhands.errors.UsageError: worse",
-        "manyhands run: the error of rank 0:",
+        "oneaccord run: ranks 2-3: oneaccord.errors.UsageError: worse",
+        "oneaccord run: the error of rank 0:",
     ]
     assert text.count("bad") == 1
     assert "mine" not in text, "an error that is not ours was shown by the rank itself"
@@ -291,15 +291,15 @@ def test_words_that_others_left_to_say_are_said_once_each() -> None:
 def test_those_that_failed_alike_are_told_of_once_where_all_others_ended_well() -> None:
     text = report_lost([told_failure(2, "bad"), told_failure(1, "bad", where="in barrier at y.py:7")])
     assert text.count("bad") == 1
-    assert text.endswith("manyhands run: rank 2: exit code 1, at x.py:1, as rank 1\n")
+    assert text.endswith("oneaccord run: rank 2: exit code 1, at x.py:1, as rank 1\n")
 
 
 def test_where_the_ranks_were_when_a_signal_ended_them() -> None:
     printed = 'Traceback (most recent call last):\n  File "/a/b.py", line 3, in f\n  File "/a/c.py", line 9, in g\nKeyboardInterrupt\n'
     failures = [told_failure(2, "bad"), failure(0, 1.0, stderr=printed), failure(1, 1.0, code=-9), failure(3, 1.0, code=0)]
     assert report_ended(signal.SIGINT, failures).splitlines() == [
-        "manyhands run: rank 2: manyhands.errors.UsageError: bad",
-        "manyhands run: ended by SIGINT, when the ranks were here:",
+        "oneaccord run: rank 2: oneaccord.errors.UsageError: bad",
+        "oneaccord run: ended by SIGINT, when the ranks were here:",
         "  rank 0: at /a/c.py:9",
         "  rank 1: killed by SIGKILL",
         "  rank 2: at x.py:1",
@@ -310,7 +310,7 @@ def test_where_the_ranks_were_when_a_signal_ended_them() -> None:
 @pytest.mark.parametrize(
     ("error", "is_short"), [(InternalError("m"), False), (PeerLostError("m"), True), (KeyError("m"), False)]
 )
-def test_frames_inside_manyhands_are_left_out_unless_they_may_be_to_blame(
+def test_frames_inside_oneaccord_are_left_out_unless_they_may_be_to_blame(
     told: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_short: bool
 ) -> None:
     def raising(_: float) -> bool:
@@ -331,8 +331,8 @@ def test_frames_inside_manyhands_are_left_out_unless_they_may_be_to_blame(
 def test_of_very_many_that_were_lost_only_the_last_are_shown() -> None:
     lost = [Failure(rank, -9, float(rank), None, "") for rank in range(30)]
     lines = report_lost(lost).splitlines()
-    assert lines[:2] == ["manyhands run: 30 ranks failed, and all others ended well", "manyhands run: the last 10 of them:"]
-    assert lines[2:] == [f"manyhands run: rank {rank}: killed by SIGKILL" for rank in range(20, 30)]
+    assert lines[:2] == ["oneaccord run: 30 ranks failed, and all others ended well", "oneaccord run: the last 10 of them:"]
+    assert lines[2:] == [f"oneaccord run: rank {rank}: killed by SIGKILL" for rank in range(20, 30)]
     lines = report(lost[-1], [], [], lost[:-1]).splitlines()
-    assert lines[0] == "manyhands run: 29 ranks failed, and the others continued; the last 10 of them:"
-    assert lines[1] == "manyhands run: rank 19 failed, and the others continued: killed by SIGKILL"
+    assert lines[0] == "oneaccord run: 29 ranks failed, and the others continued; the last 10 of them:"
+    assert lines[1] == "oneaccord run: rank 19 failed, and the others continued: killed by SIGKILL"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from manyhands.local.forked import ForkedRank, ForkServer, fork_server
-from manyhands.local.launching import Launch
-from manyhands.local.processes import run_job
+from oneaccord.local.forked import ForkedRank, ForkServer, fork_server
+from oneaccord.local.launching import Launch
+from oneaccord.local.processes import run_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+    return {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def server(folder: Path, environ: dict[str, str]) -> Iterator[ForkServer]:
     made = ForkServer(environ, str(folder))
     os.chdir(before)
     with contextlib.closing(made):
-        assert made.prepare(["manyhands_tcp.plugin", "numpy.random"]) == ""
+        assert made.prepare(["oneaccord_tcp.plugin", "numpy.random"]) == ""
         yield made
 
 
@@ -133,7 +133,7 @@ def test_a_program_sees_what_it_sees_in_a_python_of_its_own(
     server: ForkServer, folder: Path, environ: dict[str, str], words: list[str]
 ) -> None:
     (folder / "surroundings.py").write_text(SURROUNDINGS)
-    given = environ | {"RANK": "1", "MANYHANDS_SECRET": "\udc80"}
+    given = environ | {"RANK": "1", "ONEACCORD_SECRET": "\udc80"}
     assert forked(server, words, given) == alone(words, given, folder)
 
 
@@ -174,7 +174,7 @@ def test_a_look_at_the_server_waits_for_nothing_that_was_taken_in_before(
 
 def test_a_socket_is_handed_over_alone(server: ForkServer, folder: Path, environ: dict[str, str]) -> None:
     (folder / "meet.py").write_text(
-        "import os, socket; print(socket.socket(fileno=int(os.environ['MANYHANDS_RENDEZVOUS_FD'])).getsockname()[1])"
+        "import os, socket; print(socket.socket(fileno=int(os.environ['ONEACCORD_RENDEZVOUS_FD'])).getsockname()[1])"
     )
     with socket.create_server(("127.0.0.1", 0)) as listener, Path(os.devnull).open("rb") as nothing:
         rank = server.fork(["meet.py"], environ, nothing.fileno(), [listener.fileno()])
@@ -257,14 +257,14 @@ def test_a_job_does_without_a_server_that_cannot_be(tmp_path: Path, capfd: pytes
     assert run_job(job) == 0
     assert capfd.readouterr() == (f"{os.getpid()} False\n", "")
     assert run_job(replace(job, verbose=True)) == 0
-    told = "manyhands run: each rank begins as a Python of its own: the program has a module json of its own\n"
+    told = "oneaccord run: each rank begins as a Python of its own: the program has a module json of its own\n"
     assert capfd.readouterr() == (f"{os.getpid()} False\n", told)
 
 
 def test_why_ranks_are_not_forked_is_said_where_it_is_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "program").write_text("")
     job = Launch(str(tmp_path / "program"), verbose=True)
-    told = f"manyhands run: each rank begins as a Python of its own: '{tmp_path / 'program'}' is not a .py file\n"
+    told = f"oneaccord run: each rank begins as a Python of its own: '{tmp_path / 'program'}' is not a .py file\n"
     assert (run_job(job), capfd.readouterr()) == (0, ("", told))
     assert (run_job(replace(job, fork=False)), capfd.readouterr()) == (0, ("", ""))
     assert (run_job(job, os.environ | {"PYTHONVERBOSE": "1"}), "PYTHONVERBOSE is set" in capfd.readouterr().err) == (0, True)
@@ -272,7 +272,7 @@ def test_why_ranks_are_not_forked_is_said_where_it_is_asked_for(tmp_path: Path, 
 
 def test_ranks_end_with_their_server_and_nothing_hangs(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(JOB.format(seconds=60))
-    launcher = "import sys; from manyhands.local.processes import *; from manyhands.local.launching import Launch; sys.exit(run_job(Launch(sys.argv[1], ranks=2)))"
+    launcher = "import sys; from oneaccord.local.processes import *; from oneaccord.local.launching import Launch; sys.exit(run_job(Launch(sys.argv[1], ranks=2)))"
     with subprocess.Popen(
         [sys.executable, "-c", launcher, str(tmp_path / "program.py")],
         stdout=subprocess.PIPE,

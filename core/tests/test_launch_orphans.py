@@ -16,9 +16,9 @@ import pytest
 from support.launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
 from support.waiting import until
 
-from manyhands.control.joiners import JoinAddress
-from manyhands.local.groups import Spawned, left_in_group, signal_group
-from manyhands.net.credentials import Credentials
+from oneaccord.control.joiners import JoinAddress
+from oneaccord.local.groups import Spawned, left_in_group, signal_group
+from oneaccord.net.credentials import Credentials
 
 pytestmark = [
     pytest.mark.usefixtures("ranks_in_both_forms", "no_launcher_stays"),
@@ -185,9 +185,9 @@ def test_signals_that_the_launchers_parent_has_blocked_are_blocked_in_no_rank(tm
 def test_no_child_of_a_rank_inherits_the_socket_at_which_the_ranks_meet(tmp_path: Path) -> None:
     script = """
         import os, stat, subprocess, sys
-        import manyhands as mh
+        import oneaccord as oa
         code = "import os, stat; print(sum(stat.S_ISSOCK(os.fstat(int(fd)).st_mode) for fd in os.listdir('/proc/self/fd') if int(fd) > 2 and os.path.exists(f'/proc/self/fd/{fd}')))"
-        with mh.init(backend="tcp") as group:
+        with oa.init(backend="tcp") as group:
             if group.rank == 0:
                 print(subprocess.run([sys.executable, "-c", code], close_fds=False, capture_output=True, text=True).stdout.strip())
             group.barrier()
@@ -199,7 +199,7 @@ def test_no_child_of_a_rank_inherits_the_socket_at_which_the_ranks_meet(tmp_path
 def test_no_child_of_a_rank_inherits_the_socket_by_which_others_come_later(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.set_inheritable(True)
-        environ = {"MANYHANDS_ELASTIC": str(tmp_path), "MANYHANDS_RENDEZVOUS_FD": str(listener.fileno())}
+        environ = {"ONEACCORD_ELASTIC": str(tmp_path), "ONEACCORD_RENDEZVOUS_FD": str(listener.fileno())}
         assert JoinAddress.of(environ, Credentials.of_text(b"s" * 32)) is not None
         assert not listener.get_inheritable()
 

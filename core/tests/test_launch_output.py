@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.local.output import Screen, Stream, screens
+from oneaccord.local.output import Screen, Stream, screens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,7 +175,7 @@ def test_a_full_disk_is_told_on_the_other_output_and_ends_nothing(terminal: Term
     other.show()
     stream.feed(b"one\n")
     stream.feed(b"two\n")
-    told = b"manyhands run: standard output cannot be written (No space left on device): the job continues, but its output there is lost\n"
+    told = b"oneaccord run: standard output cannot be written (No space left on device): the job continues, but its output there is lost\n"
     assert terminal.shown() == b"[1] half\n" + told
     assert not out.broken
     reader, writer = os.pipe()
@@ -183,7 +183,7 @@ def test_a_full_disk_is_told_on_the_other_output_and_ends_nothing(terminal: Term
     stream.feed(b"three\n")
     assert os.read(reader, 100) == b"\n[0] three\n"
     out.tell_of_lost()
-    assert terminal.shown() == b"manyhands run: 16 bytes of standard output were lost: No space left on device\n"
+    assert terminal.shown() == b"oneaccord run: 16 bytes of standard output were lost: No space left on device\n"
     for each in (full, reader, writer):
         os.close(each)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.worlds import free_port
 
-from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
-from manyhands.local.launching import Launch
-from manyhands.local.meeting_place import arrange_meeting
+from oneaccord.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
+from oneaccord.local.launching import Launch
+from oneaccord.local.meeting_place import arrange_meeting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ({"nodes": 0}, InvalidWorldSizeError, "--nnodes 0"),
         ({"nodes": 2, "node_rank": 2, "rendezvous": "h:1"}, InvalidRankError, "--node-rank 2"),
         ({"nodes": 2}, ConfigError, "--rendezvous host:port"),
-        ({"nodes": 2, "rendezvous": "h:1"}, ConfigError, "MANYHANDS_SECRET"),
+        ({"nodes": 2, "rendezvous": "h:1"}, ConfigError, "ONEACCORD_SECRET"),
         ({"rendezvous": "nowhere"}, ConfigError, "'nowhere'"),
     ],
 )

@@ -36,19 +36,19 @@ STUBBORN = WATCHED + textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("module", ["manyhands.group.init", "numpy.linalg"])
+@pytest.mark.parametrize("module", ["oneaccord.group.init", "numpy.linalg"])
 def test_a_ctrl_c_while_a_rank_starts_is_told_without_the_frames_of_what_it_imports(tmp_path: Path, module: str) -> None:
     result = launch(
         tmp_path,
         f"""
         import sys
-        import manyhands as mh
+        import oneaccord as oa
         class Interrupted:
             def find_spec(self, name, *_):
                 if name == {module!r}:
                     raise KeyboardInterrupt
         sys.meta_path.insert(0, Interrupted())
-        mh.init()
+        oa.init()
         """,
         ranks=1,
         fork=False,
@@ -72,11 +72,11 @@ def test_a_signal_to_the_launcher_leaves_no_process_and_no_folder(tmp_path: Path
     if number == signal.SIGKILL:
         return
     assert process.returncode == 128 + number
-    said = err[err.rindex("manyhands run: ") :]
+    said = err[err.rindex("oneaccord run: ") :]
     if number == signal.SIGINT:  # which Python turns into a traceback that tells where it was
-        assert re.fullmatch(r"manyhands run: ended by SIGINT, when the ranks were here:\n(  ranks? [01].*: at .*:\d+\n)+", said)
+        assert re.fullmatch(r"oneaccord run: ended by SIGINT, when the ranks were here:\n(  ranks? [01].*: at .*:\d+\n)+", said)
     else:
-        assert said == f"manyhands run: ended by {number.name}\n"
+        assert said == f"oneaccord run: ended by {number.name}\n"
 
 
 def test_a_signal_is_passed_on_once_and_then_the_ranks_are_killed(tmp_path: Path, watch: Watch) -> None:
@@ -149,7 +149,7 @@ def test_a_signal_does_not_put_off_the_end_of_ranks_that_hang_after_a_failure(tm
 def test_the_line_of_the_last_signal_is_told(tmp_path: Path) -> None:
     script = """
         import os, signal
-        from manyhands.job.error_file import install
+        from oneaccord.job.error_file import install
         seen = []
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1) if seen else seen.append(1))
         install(int(os.environ["RANK"]))
@@ -170,7 +170,7 @@ def test_the_line_of_the_last_signal_is_told(tmp_path: Path) -> None:
 def test_programs_keep_their_own_handlers_of_signals(tmp_path: Path) -> None:
     script = """
         import faulthandler, os, signal, sys
-        from manyhands.job.error_file import install
+        from oneaccord.job.error_file import install
         if os.environ["RANK"] == "0":
             own = open("own", "w")
             faulthandler.register(signal.SIGTERM, own, chain=False)
@@ -225,7 +225,7 @@ def test_what_a_rank_leaves_running_may_end_by_itself(tmp_path: Path) -> None:
     done = subprocess.CompletedProcess("", launcher.wait(timeout=60), *launcher.communicate())
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] written", "[1] written"])
     assert re.fullmatch(
-        r"manyhands run: ranks 0-1 ended and left processes running, which may take 30 s to end \(--grace\): python\S* \d+, python\S* \d+\n",
+        r"oneaccord run: ranks 0-1 ended and left processes running, which may take 30 s to end \(--grace\): python\S* \d+, python\S* \d+\n",
         said,
     )
     assert done.stderr == ""
@@ -243,7 +243,7 @@ def test_what_a_rank_leaves_running_for_too_long_is_ended_and_named(tmp_path: Pa
     """)
     done = launch(tmp_path, script, args=[str(watch.path)], grace_s=0.2)
     assert (done.returncode, done.stdout) == (0, "")
-    assert re.fullmatch(r"manyhands run: ended what ranks had left running: python\S* \d+\n", done.stderr)
+    assert re.fullmatch(r"oneaccord run: ended what ranks had left running: python\S* \d+\n", done.stderr)
     watch.wait_for(1)
     watch.assert_all_gone()
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from support.fake_gpu import fake_cuda, fake_cupy
 from support.gpu_arrays import cupy, held_by, read
 
-from manyhands.arrays.libraries import library_of
-from manyhands.arrays.libraries.shared import refuse_overlap
-from manyhands.arrays.memory import to_array
-from manyhands.errors import DTypeError, LayoutError, UnsupportedError
+from oneaccord.arrays.libraries import library_of
+from oneaccord.arrays.libraries.shared import refuse_overlap
+from oneaccord.arrays.memory import to_array
+from oneaccord.errors import DTypeError, LayoutError, UnsupportedError
 
 # Which library.
 

@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from manyhands.arrays.libraries import library_of
-from manyhands.arrays.memory import to_array
-from manyhands.errors import DTypeError, LayoutError, UsageError
+from oneaccord.arrays.libraries import library_of
+from oneaccord.arrays.memory import to_array
+from oneaccord.errors import DTypeError, LayoutError, UsageError
 
 pytestmark = pytest.mark.peers
 
@@ -225,7 +225,7 @@ def test_what_jax_only_traces_or_keeps_for_itself_is_refused_in_words():
 def test_an_array_in_parts_on_several_devices_is_refused():
     program = """
 import jax, numpy
-from manyhands.arrays.libraries import library_of
+from oneaccord.arrays.libraries import library_of
 devices = jax.devices()
 halves = jax.sharding.NamedSharding(jax.make_mesh((2,), ("x",)), jax.sharding.PartitionSpec("x"))
 value = jax.device_put(numpy.zeros(4, "f4"), halves)

@@ -14,10 +14,10 @@ from support.fake_gpu import fake_cupy
 from support.gpu_arrays import cupy, held_by, read
 from support.waiting import until
 
-from manyhands.arrays.libraries import library_of
-from manyhands.arrays.libraries import torch as torch_library
-from manyhands.arrays.libraries.torch import TorchLibrary
-from manyhands.errors import DTypeError, LayoutError
+from oneaccord.arrays.libraries import library_of
+from oneaccord.arrays.libraries import torch as torch_library
+from oneaccord.arrays.libraries.torch import TorchLibrary
+from oneaccord.errors import DTypeError, LayoutError
 
 __all__ = ["cupy"]
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from manyhands.net.keepalive import _TCP_RTO_MAX_MS, Liveness
+from oneaccord.net.keepalive import _TCP_RTO_MAX_MS, Liveness
 
 linux = pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="these options are Linux's")
 

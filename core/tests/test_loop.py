@@ -10,7 +10,7 @@ import threading
 import pytest
 from support.waiting import PATIENCE_S
 
-from manyhands.net.loop import Loop
+from oneaccord.net.loop import Loop
 
 
 @pytest.mark.parametrize("has_words", [True, False])
@@ -23,7 +23,7 @@ def test_a_callback_that_fails_is_told_to_this_process_and_to_the_other_sides(
             raise MemoryError
 
         for name in ("error", "exception"):
-            monkeypatch.setattr(logging.getLogger("manyhands.network"), name, no_memory)
+            monkeypatch.setattr(logging.getLogger("oneaccord.network"), name, no_memory)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
     told: list[Exception] = []
     loop = Loop("test", told.append)

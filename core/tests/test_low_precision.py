@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.arrays.dtypes import resolve_op
-from manyhands.arrays.low_precision import BLOCK, divide, fast_combine
+from oneaccord.arrays.dtypes import resolve_op
+from oneaccord.arrays.low_precision import BLOCK, divide, fast_combine
 
 HALVES = ("float16", "bfloat16")
 BYTES = tuple(f"float8_{kind}" for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.job.group_ranks import Members, ranks_per_host
+from oneaccord.job.group_ranks import Members, ranks_per_host
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from support.membership_tools import Job, progress, recv, stalled, talked
 
-from manyhands.common.ranks import show_ranks
-from manyhands.control import protocol as messages
-from manyhands.control.protocol import ANOTHER_CALL, Farewell, Join, Leave, Question, Report, Stalled, Verdict, Welcome
-from manyhands.control.verdicts import KINDS, error_from
-from manyhands.errors import AbortedError, CollectiveMismatchError, CommError, DeadlineError, PeerLostError
+from oneaccord.common.ranks import show_ranks
+from oneaccord.control import protocol as messages
+from oneaccord.control.protocol import ANOTHER_CALL, Farewell, Join, Leave, Question, Report, Stalled, Verdict, Welcome
+from oneaccord.control.verdicts import KINDS, error_from
+from oneaccord.errors import AbortedError, CollectiveMismatchError, CommError, DeadlineError, PeerLostError
 
 
 def test_ranks_are_welcome_once_all_have_come() -> None:
@@ -273,7 +273,7 @@ def test_a_rank_that_does_not_answer_is_named_when_the_time_is_up() -> None:
     verdict = job.the_verdict()
     assert verdict.text == (
         "barrier #1 did not finish: rank 2 did not answer\n  ranks 0-1: barrier() #1\n  rank 2: no answer: stopped, cut off, or busy"
-        "\n  if they only need more time: timeout_s= of the call or of init(), or MANYHANDS_TIMEOUT_S"
+        "\n  if they only need more time: timeout_s= of the call or of init(), or ONEACCORD_TIMEOUT_S"
     )
     assert verdict.peer == 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.membership_tools import Job, alone, progress, recv, stalled, talked
 
-from manyhands.control.protocol import (
+from oneaccord.control.protocol import (
     Cards,
     Checkpoint,
     Disbanded,
@@ -293,7 +293,7 @@ def test_an_inquest_about_a_group_names_its_silent_members_alone() -> None:
     assert job.the_verdict().text == (
         "barrier #2 did not finish: rank 3 did not answer\n  rank 1: barrier() #2 of group 7\n"
         "  rank 3: no answer: stopped, cut off, or busy\n"
-        "  if they only need more time: timeout_s= of the call or of init(), or MANYHANDS_TIMEOUT_S"
+        "  if they only need more time: timeout_s= of the call or of init(), or ONEACCORD_TIMEOUT_S"
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.membership_tools import Job, progress
 
-from manyhands.control.joiners import Roster
-from manyhands.control.membership import Membership
-from manyhands.control.protocol import FromStore, GiveUp, Gone, Join, Leave, Report, Shrink, Shrunk
+from oneaccord.control.joiners import Roster
+from oneaccord.control.membership import Membership
+from oneaccord.control.protocol import FromStore, GiveUp, Gone, Join, Leave, Report, Shrink, Shrunk
 
 
 class Joiners:

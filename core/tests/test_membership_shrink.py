@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.membership_tools import Job
 
-from manyhands.control.protocol import (
+from oneaccord.control.protocol import (
     Agree,
     Agreement,
     GiveUp,

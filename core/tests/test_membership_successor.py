@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.membership_tools import Job, progress
 
-from manyhands.control.membership import Membership
-from manyhands.control.protocol import (
+from oneaccord.control.membership import Membership
+from oneaccord.control.protocol import (
     Agree,
     Agreed,
     Decided,
@@ -18,7 +18,7 @@ from manyhands.control.protocol import (
     Successor,
     Verdict,
 )
-from manyhands.control.protocol import Testimony as Answer  # pytest takes what begins with Test for a test
+from oneaccord.control.protocol import Testimony as Answer  # pytest takes what begins with Test for a test
 
 
 def with_successor(hosts: str = "aaa") -> tuple[Job, Membership]:

@@ -18,16 +18,16 @@ import pytest
 from support.waiting import PATIENCE_S
 from support.worlds import on_threads
 
-from manyhands.contract.backend import LinkLost
-from manyhands.contract.deadline import Deadline
-from manyhands.contract.seal import Seal
-from manyhands.control.local import LocalHub
-from manyhands.errors import AuthenticationError, RendezvousError
-from manyhands.job.job import Job
-from manyhands.net import network
-from manyhands.net.credentials import Credentials, is_loopback
-from manyhands.net.frames import FrameConnection
-from manyhands.net.handshake import (
+from oneaccord.contract.backend import LinkLost
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.seal import Seal
+from oneaccord.control.local import LocalHub
+from oneaccord.errors import AuthenticationError, RendezvousError
+from oneaccord.job.job import Job
+from oneaccord.net import network
+from oneaccord.net.credentials import Credentials, is_loopback
+from oneaccord.net.frames import FrameConnection
+from oneaccord.net.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     HELLO_BYTES,
@@ -38,10 +38,10 @@ from manyhands.net.handshake import (
     ClientHandshake,
     knock,
 )
-from manyhands.net.keepalive import Liveness
-from manyhands.net.loop import Loop
-from manyhands.net.network import Listener, bind, dial, show_address
-from manyhands.net.proven import ProvenSocket
+from oneaccord.net.keepalive import Liveness
+from oneaccord.net.loop import Loop
+from oneaccord.net.network import Listener, bind, dial, show_address
+from oneaccord.net.proven import ProvenSocket
 
 SECRET = b"the secret of the tests"
 CREDENTIALS = Credentials(SECRET)
@@ -167,7 +167,7 @@ def test_strangers_that_wait_are_no_obstacle(door: Door, words: bytes) -> None:
 
 def test_a_stranger_is_dropped_at_its_first_wrong_byte(door: Door) -> None:
     with socket.create_connection(door.address, timeout=PATIENCE_S) as sock:
-        sock.sendall(b"MHANDX")
+        sock.sendall(b"ACCORX")
         assert sock.recv(1) == b""
 
 
@@ -281,7 +281,7 @@ def server(talk: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
 def test_another_program_is_recognised_by_its_first_bytes() -> None:
     with (
         server(lambda sock: sock.sendall(b"220 mail.example.org ESMTP")) as address,
-        pytest.raises(RendezvousError, match=r"not a manyhands job: it sent b'220"),
+        pytest.raises(RendezvousError, match=r"not a oneaccord job: it sent b'220"),
     ):
         dial(address, CREDENTIALS, b"", Deadline(PATIENCE_S))
 
@@ -580,7 +580,7 @@ def test_dialling_again_after_a_reset_ends(monkeypatch: pytest.MonkeyPatch, why:
     def reset(*_: object, **__: object) -> None:
         raise ConnectionResetError("again")
 
-    monkeypatch.setattr("manyhands.job.job.dial", reset)
+    monkeypatch.setattr("oneaccord.job.job.dial", reset)
     job = Job(1, 2, "tcp")
     job.control = LocalHub(2).connect(1, "tcp", "")
     failures: list[BaseException] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.common.numbers import Numbers
+from oneaccord.common.numbers import Numbers
 
 NUMBERS = st.integers(-10, 20_000) | st.integers(-(1 << 70), 1 << 70)
 

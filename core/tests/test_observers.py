@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from support.worlds import thread_world
 
-import manyhands as mh
-from manyhands.api import (
+import oneaccord as oa
+from oneaccord.api import (
     Backend,
     BackendSpec,
     Bootstrap,
@@ -28,7 +28,7 @@ from manyhands.api import (
     Transport,
     hookimpl,
 )
-from manyhands.config.plugins import PluginManager
+from oneaccord.config.plugins import PluginManager
 
 MODULE = "a_backend_of_the_tests"
 
@@ -87,11 +87,11 @@ class Plugin:
         self.native_calls = 0
 
     @hookimpl
-    def manyhands_register_backends(self) -> BackendSpec:
+    def oneaccord_register_backends(self) -> BackendSpec:
         return BackendSpec(name="table", summary="for tests", factory=f"{MODULE}:Table")
 
     @hookimpl
-    def manyhands_collective(self, request: CollectiveRequest) -> NativeCollective | None:
+    def oneaccord_collective(self, request: CollectiveRequest) -> NativeCollective | None:
         self.requests.append(request)
         if request.backend != "table" or request.collective.value not in ("all_reduce", "barrier"):
             return None
@@ -107,11 +107,11 @@ class Plugin:
         return native
 
     @hookimpl
-    def manyhands_collective_started(self, event: OperationEvent) -> None:
+    def oneaccord_collective_started(self, event: OperationEvent) -> None:
         self.events.append(event)
 
     @hookimpl
-    def manyhands_collective_finished(self, event: OperationEvent) -> None:
+    def oneaccord_collective_finished(self, event: OperationEvent) -> None:
         self.events.append(event)
 
 
@@ -122,7 +122,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Plugin:
     module.Table = Table  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, MODULE, module)
     manager = PluginManager()
-    monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
+    monkeypatch.setattr("oneaccord.config.plugins.manager._process_manager", lambda: manager)
     plugin = Plugin()
     manager.register(plugin, "table-plugin")
     return plugin
@@ -136,7 +136,7 @@ def run(program: Callable[[Group], Any]) -> list[Any]:
 @pytest.fixture
 def alone(plugin: Plugin) -> Iterator[Group]:
     """A world of one that the plugin observes."""
-    with mh.init("table", config={}, rank=0, world_size=1) as group:
+    with oa.init("table", config={}, rank=0, world_size=1) as group:
         yield group
 
 
@@ -169,14 +169,14 @@ def test_a_native_collective_performs_what_it_was_asked_for(plugin: Plugin) -> N
 
 def test_what_no_plugin_performs_goes_by_messages(plugin: Plugin) -> None:
     results = run(lambda group: group.all_gather(np.ones(1)))
-    assert [type(result) for result in results] == [mh.PeerLostError] * 2
+    assert [type(result) for result in results] == [oa.PeerLostError] * 2
     assert "this backend has no messages" in str(results[0])
     assert {r.collective.value for r in plugin.requests} == {"all_gather"}
 
 
 def test_a_native_collective_that_loses_a_peer_fails_as_any(plugin: Plugin) -> None:
     results = run(lambda group: group.all_reduce(np.ones(1), op="max"))
-    assert [type(result) for result in results] == [mh.PeerLostError] * 2
+    assert [type(result) for result in results] == [oa.PeerLostError] * 2
     assert "this backend cannot take a maximum" in str(results[0])
     finished = [event for event in plugin.events if event.finished_ns is not None]
     assert sorted(type(event.error).__name__ for event in finished) == ["PeerLostError"] * 2
@@ -227,7 +227,7 @@ def test_observers_see_who_performs_a_collective_in_a_world_of_one(plugin: Plugi
 
 
 def test_a_call_that_is_refused_is_not_observed(plugin: Plugin, alone: Group) -> None:
-    with pytest.raises(mh.DTypeError):
+    with pytest.raises(oa.DTypeError):
         alone.all_reduce(np.ones(2, int), op="mean")
     assert plugin.events == []
 
@@ -253,5 +253,5 @@ def test_a_plugin_that_raises_when_it_is_asked_ends_the_call_in_words(plugin: Pl
             raise ValueError("no such table")
 
     plugin.requests = Clumsy()
-    with pytest.raises(mh.PluginError, match=r"ValueError.*no such table.*all_reduce on the backend 'table'"):
+    with pytest.raises(oa.PluginError, match=r"ValueError.*no such table.*all_reduce on the backend 'table'"):
         alone.all_reduce(np.ones(1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.schedule.chunking import blocks, even
+from oneaccord.schedule.chunking import blocks, even
 
 
 @pytest.mark.parametrize(

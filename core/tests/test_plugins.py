@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from manyhands.common.installing import install_command
-from manyhands.config import load
-from manyhands.config.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
-from manyhands.config.plugins.installed import unknown_backend_text
-from manyhands.contract.backend import BackendSpec, NoConfig
-from manyhands.contract.hookspecs import hookimpl
-from manyhands.errors import (
+from oneaccord.common.installing import install_command
+from oneaccord.config import load
+from oneaccord.config.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
+from oneaccord.config.plugins.installed import unknown_backend_text
+from oneaccord.contract.backend import BackendSpec, NoConfig
+from oneaccord.contract.hookspecs import hookimpl
+from oneaccord.errors import (
     ApiVersionError,
     BackendUnavailableError,
     ConfigError,
@@ -27,7 +27,7 @@ from manyhands.errors import (
 if TYPE_CHECKING:
     from support.plugin_tools import PluginFactory
 
-TCP = install_command("pip install 'manyhands[tcp]'")
+TCP = install_command("pip install 'oneaccord[tcp]'")
 
 
 class InProcess:
@@ -37,7 +37,7 @@ class InProcess:
         self.names = names
 
     @hookimpl
-    def manyhands_register_backends(self) -> list[BackendSpec]:
+    def oneaccord_register_backends(self) -> list[BackendSpec]:
         return [BackendSpec(name=name, summary="", factory="os:getcwd") for name in self.names]
 
 
@@ -62,8 +62,8 @@ def test_describing_imports_that_plugin_alone(plugins: PluginFactory, manager: P
 
 
 def test_a_config_may_be_named_and_is_imported_when_it_is_asked_for(plugins: PluginFactory, manager: PluginManager) -> None:
-    module = plugins("configs", "from manyhands.api import BackendConfig\nclass Config(BackendConfig):\n    birds: int = 2\n")
-    source = "from manyhands.api import *\n@hookimpl\ndef manyhands_register_backends():\n    return BackendSpec({!r}, '', 'os:getcwd', config={!r})\n"
+    module = plugins("configs", "from oneaccord.api import BackendConfig\nclass Config(BackendConfig):\n    birds: int = 2\n")
+    source = "from oneaccord.api import *\n@hookimpl\ndef oneaccord_register_backends():\n    return BackendSpec({!r}, '', 'os:getcwd', config={!r})\n"
     for name, place in {
         "good": f"{module}:Config",
         "absent": f"{module}:Other",
@@ -81,7 +81,7 @@ def test_a_config_may_be_named_and_is_imported_when_it_is_asked_for(plugins: Plu
         (
             "other",
             PluginError,
-            "names its config 'os:getcwd', which is neither a subclass of manyhands.api.BackendConfig nor a frozen dataclass",
+            "names its config 'os:getcwd', which is neither a subclass of oneaccord.api.BackendConfig nor a frozen dataclass",
         ),
     ):
         with pytest.raises(error, match=words):
@@ -91,7 +91,7 @@ def test_a_config_may_be_named_and_is_imported_when_it_is_asked_for(plugins: Plu
 DATACLASS = """
 from dataclasses import dataclass, field
 from pathlib import Path
-from manyhands.api import BackendSpec, hookimpl
+from oneaccord.api import BackendSpec, hookimpl
 
 @dataclass(frozen=True)
 class Nest:
@@ -102,7 +102,7 @@ class Nest:
         return 2 * self.birds
 
 @hookimpl
-def manyhands_register_backends():
+def oneaccord_register_backends():
     return BackendSpec("nest", "", "os:getcwd", config=Nest)
 """
 
@@ -138,26 +138,26 @@ def test_two_distributions_of_one_name_are_both_named(plugins: PluginFactory, ma
 def test_a_core_takes_plugins_of_its_version_and_of_the_one_before(
     plugins: PluginFactory, manager: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyhands.config.plugins.specs.API_VERSION", 3)
+    monkeypatch.setattr("oneaccord.config.plugins.specs.API_VERSION", 3)
     plugins.backend("silent")  # what states no version was built for the first one
     for version in (1, 2, 3, 4):
         plugins.backend(f"of{version}", f"factory='os:getcwd', api_version={version}")
 
     assert [manager.describe(f"of{version}").api_version for version in (2, 3)] == [2, 3]
-    for name, upgrade in [("silent", "dist-silent"), ("of1", "dist-of1"), ("of4", "manyhands-core")]:
+    for name, upgrade in [("silent", "dist-silent"), ("of1", "dist-of1"), ("of4", "oneaccord-core")]:
         with pytest.raises(
-            ApiVersionError, match=rf"this manyhands-core supports versions 2 and 3; try: .*--upgrade {upgrade}$"
+            ApiVersionError, match=rf"this oneaccord-core supports versions 2 and 3; try: .*--upgrade {upgrade}$"
         ):
             manager.describe(name)
 
 
 def test_the_spec_must_bear_the_name_of_the_entry_point(plugins: PluginFactory, manager: PluginManager) -> None:
     source = """
-    from manyhands.contract.backend import BackendSpec
-    from manyhands.contract.hookspecs import hookimpl
+    from oneaccord.contract.backend import BackendSpec
+    from oneaccord.contract.hookspecs import hookimpl
 
     @hookimpl
-    def manyhands_register_backends():
+    def oneaccord_register_backends():
         return [BackendSpec(name="other", summary="", factory="os:getcwd")]
     """
     plugins("alpha", source)
@@ -228,16 +228,16 @@ def test_a_blocked_plugin_does_not_count(plugins: PluginFactory, manager: Plugin
 def test_without_autoload_only_named_plugins_count(plugins: PluginFactory) -> None:
     plugins.backend("alpha")
     plugins.backend("beta")
-    manager = PluginManager(Switches.from_environment({"MANYHANDS_NO_AUTOLOAD": "1", "MANYHANDS_PLUGINS": "beta"}))
+    manager = PluginManager(Switches.from_environment({"ONEACCORD_NO_AUTOLOAD": "1", "ONEACCORD_PLUGINS": "beta"}))
 
     assert manager.names() == ["beta"]
     assert manager.describe("beta").name == "beta"
-    with pytest.raises(UnknownBackendError, match="try MANYHANDS_PLUGINS=alpha"):
+    with pytest.raises(UnknownBackendError, match="try ONEACCORD_PLUGINS=alpha"):
         manager.describe("alpha")
 
 
 def test_switches_are_read_from_the_environment() -> None:
-    environ = {"MANYHANDS_PLUGINS": "a, no:b,c,no:c,", "MANYHANDS_TRACE_HOOKS": "1", "MANYHANDS_NO_AUTOLOAD": "0"}
+    environ = {"ONEACCORD_PLUGINS": "a, no:b,c,no:c,", "ONEACCORD_TRACE_HOOKS": "1", "ONEACCORD_NO_AUTOLOAD": "0"}
 
     assert Switches.from_environment(environ) == Switches(("a",), frozenset({"b", "c"}), autoload=True, trace=True)
     assert Switches.from_environment({}) == Switches()
@@ -247,11 +247,11 @@ def test_a_switch_loads_a_module_that_is_no_entry_point(
     plugins: PluginFactory, manager: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = """
-    from manyhands.contract.backend import BackendSpec
-    from manyhands.contract.hookspecs import hookimpl
+    from oneaccord.contract.backend import BackendSpec
+    from oneaccord.contract.hookspecs import hookimpl
 
     @hookimpl
-    def manyhands_register_backends():
+    def oneaccord_register_backends():
         return BackendSpec(name="epsilon", summary="", factory="os:getcwd")
     """
     module = plugins("unused", source, group="some.other.group")
@@ -281,7 +281,7 @@ def test_a_plugin_of_this_process_cannot_take_a_name_that_is_taken(plugins: Plug
 
     class Observing(InProcess):
         @hookimpl
-        def manyhands_collective_started(self, event: object) -> None:
+        def oneaccord_collective_started(self, event: object) -> None:
             pass
 
     with pytest.raises(DuplicatePluginError, match=r"'alpha', which the plugin .* of dist-one 1\.0 provides already"):
@@ -297,7 +297,7 @@ def test_a_plugin_of_this_process_cannot_take_a_name_that_is_taken(plugins: Plug
 def test_trace_writes_hook_calls_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     PluginManager(Switches(trace=True)).register(InProcess("one"), "mine")
 
-    assert "manyhands_register_backends" in capsys.readouterr().err
+    assert "oneaccord_register_backends" in capsys.readouterr().err
 
 
 def test_the_process_has_one_manager() -> None:

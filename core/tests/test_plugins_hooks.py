@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from manyhands.config.plugins import EXTENSION_GROUP, PluginManager, Switches
-from manyhands.contract.backend import CollectiveRequest
-from manyhands.contract.hookspecs import hookimpl
-from manyhands.contract.observe import OperationEvent
-from manyhands.errors import PluginError
-from manyhands.schedule.algorithms import tree
-from manyhands.schedule.algorithms.registry import Algorithm
-from manyhands.schedule.steps import Collective
+from oneaccord.config.plugins import EXTENSION_GROUP, PluginManager, Switches
+from oneaccord.contract.backend import CollectiveRequest
+from oneaccord.contract.hookspecs import hookimpl
+from oneaccord.contract.observe import OperationEvent
+from oneaccord.errors import PluginError
+from oneaccord.schedule.algorithms import tree
+from oneaccord.schedule.algorithms.registry import Algorithm
+from oneaccord.schedule.steps import Collective
 
 if TYPE_CHECKING:
     from support.plugin_tools import PluginFactory
@@ -31,13 +31,13 @@ class Observer:
         self.error = error
 
     @hookimpl
-    def manyhands_collective_started(self, event: OperationEvent) -> None:
+    def oneaccord_collective_started(self, event: OperationEvent) -> None:
         self.seen.append(("started", event))
         if self.error:
             raise self.error
 
     @hookimpl
-    def manyhands_collective_finished(self, event: OperationEvent) -> None:
+    def oneaccord_collective_finished(self, event: OperationEvent) -> None:
         self.seen.append(("finished", event))
 
 
@@ -46,7 +46,7 @@ class Native:
         self.answer = answer
 
     @hookimpl
-    def manyhands_collective(self, request: CollectiveRequest) -> object:
+    def oneaccord_collective(self, request: CollectiveRequest) -> object:
         assert request is REQUEST
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -58,7 +58,7 @@ class Algorithms:
         self.algorithms = algorithms
 
     @hookimpl
-    def manyhands_register_algorithms(self) -> tuple[object, ...]:
+    def oneaccord_register_algorithms(self) -> tuple[object, ...]:
         if not self.algorithms:
             raise ValueError("no algorithms")
         return self.algorithms
@@ -101,7 +101,7 @@ def test_an_observer_that_raises_is_logged_once_and_stops_nobody(
 
     assert [len(observer.seen) for observer in (first, bad, last)] == [2, 2, 2]
     [record] = caplog.records
-    assert "observer 'bad' raised in manyhands_collective_started" in record.getMessage()
+    assert "observer 'bad' raised in oneaccord_collective_started" in record.getMessage()
     assert record.exc_info is not None
     assert "oops" in str(record.exc_info[1])
 
@@ -138,12 +138,12 @@ def test_algorithms_are_collected_and_a_broken_plugin_left_out(
 
 def test_extensions_load_when_they_are_first_needed(plugins: PluginFactory, manager: PluginManager) -> None:
     source = """
-    from manyhands.contract.hookspecs import hookimpl
+    from oneaccord.contract.hookspecs import hookimpl
 
     seen = []
 
     @hookimpl
-    def manyhands_collective_started(event):
+    def oneaccord_collective_started(event):
         seen.append(event)
     """
     backend = plugins.backend("alpha")

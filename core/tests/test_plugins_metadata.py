@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.config.plugins.metadata import InstalledPlugin, find_installed
+from oneaccord.config.plugins.metadata import InstalledPlugin, find_installed
 
 POINTS = """
 # a comment
 [console_scripts]
 pigeon = pigeon.cli:main
 
-[manyhands]
+[oneaccord]
 pigeon = pigeon.plugin
   crow=crow.plugin:module [extra]
 # raven = raven.plugin
 
-[manyhands.extensions]
+[oneaccord.extensions]
 pigeon = pigeon.observer
 """
 
@@ -44,31 +44,31 @@ def found(group: str) -> set[tuple[str, ...]]:
     return {(each.name, each.distribution, each.version, each.value, each.group) for each in listed}
 
 
-@pytest.mark.parametrize("group", ["manyhands", "manyhands.extensions", "manyhands.commands", "console_scripts"])
+@pytest.mark.parametrize("group", ["oneaccord", "oneaccord.extensions", "oneaccord.commands", "console_scripts"])
 def test_what_is_found_is_what_importlib_finds(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distribution(tmp_path / "first", "pigeon_post-1.2.dist-info")
-    distribution(tmp_path / "first", "other.egg-info", "[manyhands]\nother = other\n", "PKG-INFO")
-    distribution(tmp_path / "second", "Pigeon.Post-1.1.dist-info", "[manyhands]\nhidden = hidden.plugin\n")
+    distribution(tmp_path / "first", "other.egg-info", "[oneaccord]\nother = other\n", "PKG-INFO")
+    distribution(tmp_path / "second", "Pigeon.Post-1.1.dist-info", "[oneaccord]\nhidden = hidden.plugin\n")
     (tmp_path / "first" / "file.egg-info").write_text("Name: file\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "missing"), str(tmp_path / "second"), *sys.path])
 
     names = {each[0] for each in found(group)}
     assert found(group) == of_importlib(group)
-    assert "pigeon" in names or group == "manyhands.commands"
+    assert "pigeon" in names or group == "oneaccord.commands"
     assert "hidden" not in names
 
 
 def test_distributions_in_an_archive_are_found_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
         archive.writestr("pigeon-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pigeon\nVersion: 1.0\n")
-        archive.writestr("pigeon-1.0.dist-info/entry_points.txt", "[manyhands]\npigeon = pigeon.plugin\n")
+        archive.writestr("pigeon-1.0.dist-info/entry_points.txt", "[oneaccord]\npigeon = pigeon.plugin\n")
     monkeypatch.syspath_prepend(str(tmp_path / "archive.zip"))
 
-    assert InstalledPlugin("pigeon", "pigeon", "1.0", "pigeon.plugin") in find_installed("manyhands")
+    assert InstalledPlugin("pigeon", "pigeon", "1.0", "pigeon.plugin") in find_installed("oneaccord")
 
 
 def test_distributions_that_another_finder_knows_are_found_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    distribution(tmp_path / "elsewhere", "pigeon-1.2.dist-info", "[manyhands]\npigeon = pigeon.plugin\n")
+    distribution(tmp_path / "elsewhere", "pigeon-1.2.dist-info", "[oneaccord]\npigeon = pigeon.plugin\n")
 
     class Finder(importlib.metadata.DistributionFinder):
         def find_distributions(self, context: object = None) -> list[importlib.metadata.Distribution]:  # type: ignore[override]
@@ -79,4 +79,4 @@ def test_distributions_that_another_finder_knows_are_found_too(tmp_path: Path, m
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
 
-    assert "pigeon" in {each.name for each in find_installed("manyhands")}
+    assert "pigeon" in {each.name for each in find_installed("oneaccord")}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.worlds import free_port, on_threads
 
-import manyhands as mh
-from manyhands.cli.doctor import _diagnose
-from manyhands.config.plugins import PluginManager, Switches
-from manyhands.config.plugins.choice import weigh
-from manyhands.errors import ApiVersionError, BackendUnavailableError, DuplicatePluginError, PluginError
+import oneaccord as oa
+from oneaccord.cli.doctor import _diagnose
+from oneaccord.config.plugins import PluginManager, Switches
+from oneaccord.config.plugins.choice import weigh
+from oneaccord.errors import ApiVersionError, BackendUnavailableError, DuplicatePluginError, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from support.plugin_tools import PluginFactory
 
 SPEC = """
-from manyhands.api import BackendConfig, BackendSpec, hookimpl
+from oneaccord.api import BackendConfig, BackendSpec, hookimpl
 
 @hookimpl
-def manyhands_register_backends():
+def oneaccord_register_backends():
     return BackendSpec(**{{"name": {name!r}, "summary": "", "factory": "os:getcwd", "auto_priority": 99, {extra}}})
 """
 EXTRAS = {
@@ -38,7 +38,7 @@ EXTRAS = {
     "device2": ('"devices": ("gpu",)', r"registers a backend with devices=\('gpu',\); it must be a tuple of some of"),
     "model": (
         '"config": dict',
-        r"registers a backend with config=<class 'dict'>; it must be a subclass of manyhands.api.BackendConfig or a frozen dataclass, or 'module:class'$",
+        r"registers a backend with config=<class 'dict'>; it must be a subclass of oneaccord.api.BackendConfig or a frozen dataclass, or 'module:class'$",
     ),
     "function": (
         '"factory": print',
@@ -53,7 +53,7 @@ EXTRAS = {
     "version": ('"api_version": "1"', r"states api_version='1'; it must be a whole number$"),
     "newer": (
         '"api_version": 99',
-        r"is built for version 99 of the plugin contract, .*; try: pip install --upgrade manyhands-core$",
+        r"is built for version 99 of the plugin contract, .*; try: pip install --upgrade oneaccord-core$",
     ),
     "older": ('"api_version": 0', r"is built for version 0 of the plugin contract, .*; try: pip install --upgrade dist-older$"),
     "field": ('"devises": ()', r"raised TypeError: .*unexpected keyword argument 'devises'.* while it described its backends$"),
@@ -61,22 +61,22 @@ EXTRAS = {
 SOURCES = {
     "import": ("import no_such_thing", r"cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'$"),
     "exits": ("raise SystemExit(3)", r"cannot be imported: SystemExit: 3$"),
-    "empty": ("", r"does not implement manyhands_register_backends; did it forget @hookimpl\?$"),
+    "empty": ("", r"does not implement oneaccord_register_backends; did it forget @hookimpl\?$"),
     "type": (
-        "from manyhands.api import hookimpl\n@hookimpl\ndef manyhands_register_backends(): return {}",
+        "from oneaccord.api import hookimpl\n@hookimpl\ndef oneaccord_register_backends(): return {}",
         r"registers {}, which is not a BackendSpec$",
     ),
     "argument": (
-        "from manyhands.api import hookimpl\n@hookimpl\ndef manyhands_register_backends(config): return []",
+        "from oneaccord.api import hookimpl\n@hookimpl\ndef oneaccord_register_backends(config): return []",
         r"has a wrong implementation of a hook: (?s:.*)Argument\(s\) {'config'}",
     ),
     "hook": (
-        "from manyhands.api import hookimpl\n@hookimpl\ndef manyhands_register_backend(): return []",
-        r"implements 'manyhands_register_backend', which is not a hook of manyhands; did it mean 'manyhands_register_backends'\?",
+        "from oneaccord.api import hookimpl\n@hookimpl\ndef oneaccord_register_backend(): return []",
+        r"implements 'oneaccord_register_backend', which is not a hook of oneaccord; did it mean 'oneaccord_register_backends'\?",
     ),
     "old": (
-        "from manyhands.api import Pigeon",
-        r"cannot be imported: ImportError: cannot import name 'Pigeon' from 'manyhands.api'",
+        "from oneaccord.api import Pigeon",
+        r"cannot be imported: ImportError: cannot import name 'Pigeon' from 'oneaccord.api'",
     ),
 }
 REASONS = {
@@ -126,7 +126,7 @@ def test_doctor_says_one_sentence_of_each(
     names = {*EXTRAS, *SOURCES, *REASONS, "twice", "right"}
     expected = {name: manager.available(name) for name in names}
 
-    result = run_python("-m", "manyhands", "doctor", "--json", MANYHANDS_PLUGINS=",".join(names), MANYHANDS_NO_AUTOLOAD="1")
+    result = run_python("-m", "oneaccord", "doctor", "--json", ONEACCORD_PLUGINS=",".join(names), ONEACCORD_NO_AUTOLOAD="1")
 
     assert (result.returncode, result.stderr) == (0, "")
     report = json.loads(result.stdout)
@@ -164,7 +164,7 @@ def test_a_probe_that_hangs_is_waited_for_once(
     )
     spec = manager.describe("hangs")
     calls, go = spec.probe.__globals__["CALLS"], spec.probe.__globals__["GO"]  # type: ignore[attr-defined]
-    monkeypatch.setattr("manyhands.config.plugins.loading.PROBE_S", 0.05)
+    monkeypatch.setattr("oneaccord.config.plugins.loading.PROBE_S", 0.05)
 
     assert [manager.available("hangs") for _ in range(3)] == ["its probe did not return within 10 s"] * 3
     assert calls == [1]
@@ -179,7 +179,7 @@ def test_a_diagnosis_that_hangs_is_left_behind(
         + "import threading\nGO = threading.Event()\nstuck = GO.wait"
     )
     module = plugins("hangs", source)
-    monkeypatch.setattr("manyhands.cli.doctor._DIAGNOSIS_S", 0.05)
+    monkeypatch.setattr("oneaccord.cli.doctor._DIAGNOSIS_S", 0.05)
 
     assert _diagnose(manager) == {"hangs": [("diagnosis", "its diagnosis did not end within 0.05 s")]}
     sys.modules[module].GO.set()
@@ -187,7 +187,7 @@ def test_a_diagnosis_that_hangs_is_left_behind(
 
 WORLD = """
 import threading
-from manyhands.api import Backend, BackendSpec, hookimpl
+from oneaccord.api import Backend, BackendSpec, hookimpl
 
 GO = threading.Event()
 CLOSED = []
@@ -212,7 +212,7 @@ def __getattr__(name):
     raise AttributeError(name)
 
 @hookimpl
-def manyhands_register_backends():
+def oneaccord_register_backends():
     return BackendSpec("wrong", "", __name__ + ":" + {factory!r}, auto_priority=99)
 """
 
@@ -224,12 +224,12 @@ def world(plugins: PluginFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     def run(factory: str, backend: str) -> tuple[list[Any], Any]:
         module = plugins("wrong", WORLD.format(factory=factory))
         manager = PluginManager(Switches(load=("tcp", "wrong"), autoload=False))
-        for user in ("manyhands.group.init", "manyhands.config.resolve"):
+        for user in ("oneaccord.group.init", "oneaccord.config.resolve"):
             monkeypatch.setattr(f"{user}.get_plugin_manager", lambda: manager)
         config = {"backend": backend, "rendezvous": {"address": f"127.0.0.1:{free_port()}"}}
 
         def body(rank: int) -> Any:
-            with mh.init(config=config, rank=rank, world_size=2, timeout_s=30) as group:
+            with oa.init(config=config, rank=rank, world_size=2, timeout_s=30) as group:
                 return group.backend_name, group.all_reduce(1).item()
 
         return on_threads(body, 2), __import__(module)
@@ -266,7 +266,7 @@ def test_a_factory_that_hangs_ends_at_the_deadline_and_what_it_makes_later_is_cl
     world: Callable[..., Any], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The ranks have 30 s to meet, and the factory, which then uses them up, a moment.
-    monkeypatch.setattr("manyhands.job.bootstrap._FACTORY_GRACE_S", 0.2 - 30)
+    monkeypatch.setattr("oneaccord.job.bootstrap._FACTORY_GRACE_S", 0.2 - 30)
     outcomes, module = world("hangs", backend)
 
     errors = [each for each in outcomes if isinstance(each, PluginError)]
@@ -275,8 +275,8 @@ def test_a_factory_that_hangs_ends_at_the_deadline_and_what_it_makes_later_is_cl
         f"the factory '{module.__name__}:hangs' of the backend 'wrong' of dist-wrong 1.0 did not return within 30 s, the time in which "
         "the ranks must be ready; choose another backend, or leave this one out by plugins = ['no:wrong']"
     ) in str(errors[0])
-    assert all(isinstance(each, PluginError | mh.CommError) for each in outcomes)
-    threads = [each for each in threading.enumerate() if each.name == "manyhands-wrong-factory"]
+    assert all(isinstance(each, PluginError | oa.CommError) for each in outcomes)
+    threads = [each for each in threading.enumerate() if each.name == "oneaccord-wrong-factory"]
     module.GO.set()
     for thread in threads:
         thread.join(30)

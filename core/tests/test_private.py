@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.common import private
-from manyhands.common.private import warn_of_readers
+from oneaccord.common import private
+from oneaccord.common.private import warn_of_readers
 
 ME, ROOT, ANOTHER = 1000, 0, 1001
 
@@ -45,12 +45,12 @@ def test_a_warning_comes_once_for_each_file(
         path.touch()
         path.chmod(mode)
     (tmp_path / "link").symlink_to("open")
-    with caplog.at_level(logging.WARNING, "manyhands.security"):
+    with caplog.at_level(logging.WARNING, "oneaccord.security"):
         for name in ("open", "open", "private", "link", "none"):
             warn_of_readers(tmp_path / name, "the secret")
     assert [record.getMessage() for record in caplog.records] == [
         (
-            f"manyhands: the secret in {tmp_path / name} can be read or changed by other users of this host (mode 0644): `chmod 600` takes that back; in "
+            f"oneaccord: the secret in {tmp_path / name} can be read or changed by other users of this host (mode 0644): `chmod 600` takes that back; in "
             "Kubernetes, mount it with `defaultMode: 0400`, or 0440 with an fsGroup"
         )
         for name in ("open", "link")

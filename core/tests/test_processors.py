@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.common.processors import processors, quotas
+from oneaccord.common.processors import processors, quotas
 
 
 @pytest.mark.parametrize(
@@ -39,5 +39,5 @@ def test_limits_of_control_groups_are_read(
 )
 def test_the_smallest_limit_counts(monkeypatch: pytest.MonkeyPatch, limits: list[tuple[int, int]], count: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr("manyhands.common.processors.quotas", lambda _: iter(limits))
+    monkeypatch.setattr("oneaccord.common.processors.quotas", lambda _: iter(limits))
     assert processors() == count

@@ -1,4 +1,4 @@
-"""Which frame of a stack is the program's: not one of manyhands, of a layer of it, of the standard library or of what was installed."""
+"""Which frame of a stack is the program's: not one of oneaccord, of a layer of it, of the standard library or of what was installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.api import program_frame
+from oneaccord.api import program_frame
 
 CODE = "def call(*after):\n    return after[0](*after[1:])\n"
 STANDARD = str(Path(os.__file__).parent / "contextlib.py")
@@ -41,7 +41,7 @@ def _a_main_module_with_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def layer(tmp_path: Path) -> str:
-    folder = tmp_path / "manyhands_layer" / "inner"
+    folder = tmp_path / "oneaccord_layer" / "inner"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
     (folder.parent / "__init__.py").touch()
@@ -59,9 +59,9 @@ def test_libraries_between_the_program_and_the_call_are_skipped(layer: str, monk
 
 
 def test_only_packages_named_so_are_layers(layer: str) -> None:
-    beside = str(Path(layer).parents[2] / "manyhands_train.py")
+    beside = str(Path(layer).parents[2] / "oneaccord_train.py")
     assert found("/home/me/train.py", beside) == beside
-    assert found("/home/me/train.py", "/home/me/manyhands/src/model.py") == "/home/me/manyhands/src/model.py"
+    assert found("/home/me/train.py", "/home/me/oneaccord/src/model.py") == "/home/me/oneaccord/src/model.py"
 
 
 def test_what_was_started_is_the_program(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:

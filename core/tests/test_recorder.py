@@ -7,13 +7,13 @@ import time
 
 from support.waiting import PATIENCE_S
 
-from manyhands.calls.order.counters import PythonCounters
-from manyhands.contract.header import CallSignature
-from manyhands.control.local import LocalHub
-from manyhands.control.protocol import Wait
-from manyhands.control.recorder import FlightRecorder, Record
-from manyhands.explain.dump import take
-from manyhands.runtime.idle import Sleeper
+from oneaccord.calls.order.counters import PythonCounters
+from oneaccord.contract.header import CallSignature
+from oneaccord.control.local import LocalHub
+from oneaccord.control.protocol import Wait
+from oneaccord.control.recorder import FlightRecorder, Record
+from oneaccord.explain.dump import take
+from oneaccord.runtime.idle import Sleeper
 
 BARRIER = CallSignature("barrier")
 
@@ -68,7 +68,7 @@ def test_a_short_call_that_runs_is_told_with_the_line_that_made_it() -> None:
     control.counted.calls[0] = counters = PythonCounters(0)
     counters.begin(BARRIER)
     sleeper = Sleeper(for_good=False)
-    other = threading.Thread(target=lambda: sleeper.wait(PATIENCE_S))  # in a call of manyhands, as another rank is
+    other = threading.Thread(target=lambda: sleeper.wait(PATIENCE_S))  # in a call of oneaccord, as another rank is
     other.start()
     dump = take(control, "job", "signal", None, threading.get_ident())
     sleeper.wake()

@@ -12,12 +12,12 @@ import pytest
 from support.membership_tools import Job
 from support.waiting import PATIENCE_S, until
 
-from manyhands.contract.deadline import Deadline
-from manyhands.contract.seal import Seal
-from manyhands.control.client_states import Action, Event, State
-from manyhands.control.connection import make_join
-from manyhands.control.failover import Failover
-from manyhands.control.protocol import (
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.seal import Seal
+from oneaccord.control.client_states import Action, Event, State
+from oneaccord.control.connection import make_join
+from oneaccord.control.failover import Failover
+from oneaccord.control.protocol import (
     Agree,
     Agreement,
     FromRank,
@@ -36,14 +36,14 @@ from manyhands.control.protocol import (
     decode_from_rank,
     encode,
 )
-from manyhands.control.remote import SocketControl
-from manyhands.errors import DeadlineError, PeerLostError
-from manyhands.net.credentials import Credentials
-from manyhands.net.frames import FrameConnection
-from manyhands.net.keepalive import Liveness
-from manyhands.net.loop import Loop
-from manyhands.net.network import Listener
-from manyhands.net.proven import ProvenSocket
+from oneaccord.control.remote import SocketControl
+from oneaccord.errors import DeadlineError, PeerLostError
+from oneaccord.net.credentials import Credentials
+from oneaccord.net.frames import FrameConnection
+from oneaccord.net.keepalive import Liveness
+from oneaccord.net.loop import Loop
+from oneaccord.net.network import Listener
+from oneaccord.net.proven import ProvenSocket
 
 SECRET = Credentials(b"secret")
 
@@ -92,7 +92,7 @@ class Stage:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     for name in ("timing.COMING_S", "timing.ORPHAN_S", "timing.MISSING_S"):  # no time runs out but where a test says so
-        monkeypatch.setattr(f"manyhands.control.{name}", 60.0)
+        monkeypatch.setattr(f"oneaccord.control.{name}", 60.0)
     made = Stage()
     yield made
     made.close()
@@ -115,7 +115,7 @@ def test_orphan_that_reaches_the_standby_asks_it(stage: Stage) -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_orphan_that_reaches_no_standby_is_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
-    monkeypatch.setattr("manyhands.control.timing.COMING_S", 0.05)
+    monkeypatch.setattr("oneaccord.control.timing.COMING_S", 0.05)
     if is_told:
         stage.store.say(Successor(1, "host", 7))
     stage.store.connection.close()
@@ -142,7 +142,7 @@ class Asking(threading.Thread):
 
 
 def test_shrink_late_answer_does_not_end_the_next_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
+    monkeypatch.setattr("oneaccord.control.timing.MISSING_S", 0.05)
     job = Job(3)  # what the store decides, once it is no longer stopped
     job.store.fail(Verdict("aborted", "enough"))
     job.forget()
@@ -168,7 +168,7 @@ def test_shrink_late_answer_does_not_end_the_next_attempt(stage: Stage, monkeypa
 
 @pytest.mark.parametrize("have_come", [False, True])
 def test_agree_given_up_ends_as_for_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch, have_come: bool) -> None:
-    monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
+    monkeypatch.setattr("oneaccord.control.timing.MISSING_S", 0.05)
     job = Job(3)  # what the store decides, once it is no longer stopped
     members = [0, 1, 2]
     for rank in (0, 1) if have_come else (0,):
@@ -229,7 +229,7 @@ def test_shrink_answered_is_not_repeated_to_the_standby(stage: Stage) -> None:
 
 
 def test_shrink_timeout_is_repeated_to_the_standby(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.control.timing.COMING_S", 0.05)
+    monkeypatch.setattr("oneaccord.control.timing.COMING_S", 0.05)
     job = Job(3)  # what the next store decides
     job.store.fail(Verdict("aborted", "enough"))
     job.store.lost(0, "it ended")
@@ -252,7 +252,7 @@ def test_shrink_timeout_is_repeated_to_the_standby(stage: Stage, monkeypatch: py
 
 
 def test_shrink_names_a_later_store_that_is_silent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.control.timing.MISSING_S", 0.05)
+    monkeypatch.setattr("oneaccord.control.timing.MISSING_S", 0.05)
     successor = stage.meet_successor()
     successor.say(Verdict("lost", "rank 0 was lost", 0))
     until(lambda: stage.control.failed)
@@ -308,7 +308,7 @@ def test_standby_reached_as_the_store_ends_is_asked(stage: Stage) -> None:
 
 
 def test_search_without_a_place_to_listen_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.control.failover._LOOKING_S", 0.1)
+    monkeypatch.setattr("oneaccord.control.failover._LOOKING_S", 0.1)
     standby = Failover(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0] * 3, [None] * 3))
     stage.control.welcome(Deadline(PATIENCE_S))
@@ -389,7 +389,7 @@ def test_newcomers_of_a_lost_store_are_forgotten(stage: Stage) -> None:
 def test_search_that_finds_no_survivor_gives_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts | None]
 ) -> None:
-    monkeypatch.setattr("manyhands.control.failover._LOOKING_S", 0.1)
+    monkeypatch.setattr("oneaccord.control.failover._LOOKING_S", 0.1)
     standby = Failover(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0, 0, 0], places))
     stage.control.welcome(Deadline(PATIENCE_S))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from manyhands.schedule.algorithms import doubling, tree
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.compose import in_parallel
-from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.proof.verify import MalformedScheduleError, ScheduleDeadlockError, verify
-from manyhands.schedule.steps import Send
+from oneaccord.schedule.algorithms import doubling, tree
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.compose import in_parallel
+from oneaccord.schedule.contracts import PROMISES
+from oneaccord.schedule.proof.verify import MalformedScheduleError, ScheduleDeadlockError, verify
+from oneaccord.schedule.steps import Send
 
 ROOTED = [
     algorithm

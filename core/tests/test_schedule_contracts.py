@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.schedule.contracts import PROMISES, Contract, Piece
-from manyhands.schedule.errors import MalformedScheduleError
-from manyhands.schedule.steps import Collective, Schedule
+from oneaccord.schedule.contracts import PROMISES, Contract, Piece
+from oneaccord.schedule.errors import MalformedScheduleError
+from oneaccord.schedule.steps import Collective, Schedule
 
 
 def contract(collective: Collective) -> Contract:

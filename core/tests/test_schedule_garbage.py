@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.schedule.algorithms import bruck, doubling, ring, tree
-from manyhands.schedule.proof.plain import MAX_CHUNKS, MAX_STEPS
-from manyhands.schedule.proof.verify import MalformedScheduleError, ScheduleError, WrongResultError, verify
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from oneaccord.schedule.algorithms import bruck, doubling, ring, tree
+from oneaccord.schedule.proof.plain import MAX_CHUNKS, MAX_STEPS
+from oneaccord.schedule.proof.verify import MalformedScheduleError, ScheduleError, WrongResultError, verify
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 IN, OUT, TMP = Ref(INPUT, 0), Ref(OUTPUT, 0), Ref(SCRATCH, 0)

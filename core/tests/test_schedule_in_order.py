@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from manyhands.schedule.algorithms.doubling import barrier
-from manyhands.schedule.compose import in_parallel
-from manyhands.schedule.proof.in_order import check_in_order
-from manyhands.schedule.proof.verify import ScheduleDeadlockError, verify
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step, run_order
+from oneaccord.schedule.algorithms.doubling import barrier
+from oneaccord.schedule.compose import in_parallel
+from oneaccord.schedule.proof.in_order import check_in_order
+from oneaccord.schedule.proof.verify import ScheduleDeadlockError, verify
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step, run_order
 
 IN, OUT = Ref(Buffer.INPUT, 0), Ref(Buffer.OUTPUT, 0)
 KEPT, CAME = Ref(Buffer.SCRATCH, 0), Ref(Buffer.SCRATCH, 1)

@@ -1,6 +1,6 @@
 """Right schedules with something changed: what the verifier lets pass is right in every run, and what it calls wrong goes wrong.
 
-The runs here know nothing of the verifier: a second opinion on the rules of `manyhands.schedule.steps`. Steps take time, element
+The runs here know nothing of the verifier: a second opinion on the rules of `oneaccord.schedule.steps`. Steps take time, element
 by element, and whatever the rules allow to happen at once is mixed at random.
 """
 
@@ -16,10 +16,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.contracts import PROMISES, Contract
-from manyhands.schedule.proof.verify import OrderError, ScheduleDeadlockError, ScheduleError, WrongResultError, verify
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES, Contract
+from oneaccord.schedule.proof.verify import OrderError, ScheduleDeadlockError, ScheduleError, WrongResultError, verify
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 Value = Any
 """``(rank, piece, number)`` for an element of the input, ``("op", left, right)``, None for what nobody has written."""

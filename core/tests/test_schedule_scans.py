@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from support.schedule_tools import IN, OUT, caught, world
 
-from manyhands.schedule.algorithms import prefix
-from manyhands.schedule.proof.terms import Terms
-from manyhands.schedule.proof.verify import MalformedScheduleError, OrderError, WrongResultError, verify
-from manyhands.schedule.steps import Collective, Copy, Recv, RecvReduce, Send
+from oneaccord.schedule.algorithms import prefix
+from oneaccord.schedule.proof.terms import Terms
+from oneaccord.schedule.proof.verify import MalformedScheduleError, OrderError, WrongResultError, verify
+from oneaccord.schedule.steps import Collective, Copy, Recv, RecvReduce, Send
 
 SCAN, EXSCAN = Collective.SCAN, Collective.EXSCAN
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from support.schedule_tools import IN, INPUT, OUT, OUTPUT, SCRATCH, TMP, world
 
-from manyhands.errors import ManyHandsError
-from manyhands.schedule.algorithms import doubling, ring, tree
-from manyhands.schedule.proof.verify import (
+from oneaccord.errors import OneAccordError
+from oneaccord.schedule.algorithms import doubling, ring, tree
+from oneaccord.schedule.proof.verify import (
     MalformedScheduleError,
     OrderError,
     OverlapError,
@@ -22,7 +22,7 @@ from manyhands.schedule.proof.verify import (
     WrongResultError,
     verify,
 )
-from manyhands.schedule.steps import Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from oneaccord.schedule.steps import Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 
 def exchange(*, after: tuple[int, ...] = (0, 1), swapped: bool = False) -> list[Schedule]:
@@ -199,5 +199,5 @@ def test_dropping_any_reduction_of_any_rank_is_found(build) -> None:  # type: ig
 def test_an_error_survives_pickling_with_its_rank_and_step() -> None:
     error = pickle.loads(pickle.dumps(OverlapError("words", rank=3, step=7)))
     assert isinstance(error, ScheduleError)
-    assert isinstance(error, ManyHandsError)
+    assert isinstance(error, OneAccordError)
     assert (str(error), error.rank, error.step) == ("words", 3, 7)

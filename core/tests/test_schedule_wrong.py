@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from support.schedule_tools import IN, INPUT, OUT, OUTPUT, SCRATCH, TMP, caught, world
 
-from manyhands.schedule.algorithms import doubling, ring, tree
-from manyhands.schedule.proof.terms import Terms
-from manyhands.schedule.proof.verify import (
+from oneaccord.schedule.algorithms import doubling, ring, tree
+from oneaccord.schedule.proof.terms import Terms
+from oneaccord.schedule.proof.verify import (
     MalformedScheduleError,
     OrderError,
     OverlapError,
@@ -20,7 +20,7 @@ from manyhands.schedule.proof.verify import (
     WrongResultError,
     verify,
 )
-from manyhands.schedule.steps import Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from oneaccord.schedule.steps import Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 ALL_REDUCE, REDUCE, BROADCAST, BARRIER = Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.BARRIER
 ALL_GATHER, GATHER, SCATTER = Collective.ALL_GATHER, Collective.GATHER, Collective.SCATTER

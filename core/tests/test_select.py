@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.config.select import MAX_SEGMENTS, Rule, Selector, candidates, default_rules
-from manyhands.errors import ConfigError, DuplicatePluginError
-from manyhands.schedule.algorithms import tree
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.steps import Collective
+from oneaccord.config.select import MAX_SEGMENTS, Rule, Selector, candidates, default_rules
+from oneaccord.errors import ConfigError, DuplicatePluginError
+from oneaccord.schedule.algorithms import tree
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES
+from oneaccord.schedule.steps import Collective
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -31,7 +31,7 @@ MINE = (PLAIN, EVEN, HOSTS, SEGMENTED, BLOCKS, OWN_ORDER, CANONICAL)
 
 
 def selector(*rules: Rule, **overrides: str) -> Selector:
-    """Choose by some rules, and by the default ones where these do not fit, among the algorithms above and manyhands' own."""
+    """Choose by some rules, and by the default ones where these do not fit, among the algorithms above and oneaccord' own."""
     return Selector((*rules, *default_rules(), Rule(REDUCE, "one_order")), (*BUILTIN, *MINE), overrides)
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.config import load
-from manyhands.config.plugins import PluginManager, Switches
-from manyhands.config.select import Rule, Selector, default_rules, read_table, write_table
-from manyhands.config.selection import make_selector
-from manyhands.errors import ConfigError
-from manyhands.schedule.steps import Collective
+from oneaccord.config import load
+from oneaccord.config.plugins import PluginManager, Switches
+from oneaccord.config.select import Rule, Selector, default_rules, read_table, write_table
+from oneaccord.config.selection import make_selector
+from oneaccord.errors import ConfigError
+from oneaccord.schedule.steps import Collective
 
 ALL_REDUCE, BROADCAST = Collective.ALL_REDUCE, Collective.BROADCAST
 
@@ -60,7 +60,7 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
         assert [plain(rule) for rule in read if rule.collective is collective] == wanted
 
 
-def test_the_rows_of_a_file_come_before_those_of_manyhands(tmp_path: Path) -> None:
+def test_the_rows_of_a_file_come_before_those_of_oneaccord(tmp_path: Path) -> None:
     path = tmp_path / "table.toml"
     path.write_text('[[all_reduce]]\nalgorithm = "ring"\nmax_bytes = 16\nmax_world = 4\n')
     read = read_table(path)
@@ -151,14 +151,14 @@ def test_a_relative_table_lies_in_the_working_directory(
     tmp_path: Path, manager: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tuned.toml").write_text(ROW)
-    (tmp_path / "manyhands.toml").write_text('selection = "tuned.toml"\n')
+    (tmp_path / "oneaccord.toml").write_text('selection = "tuned.toml"\n')
     monkeypatch.chdir(tmp_path)
     resolved = load(environ={}, manager=manager)
     assert make_selector(resolved, manager).choose(ALL_REDUCE, 8, 2).algorithm.name == "ring"
 
 
 def test_a_wrong_table_is_a_wrong_configuration(tmp_path: Path, manager: PluginManager) -> None:
-    config, table = tmp_path / "manyhands.toml", tmp_path / "tuned.toml"
+    config, table = tmp_path / "oneaccord.toml", tmp_path / "tuned.toml"
     config.write_text(f'selection = "{table}"\ntimeout_s = 0\n')
     table.write_text(ROW + "max_byte = 8\n")
     with pytest.raises(ConfigError) as caught:
@@ -171,7 +171,7 @@ def test_a_wrong_table_is_a_wrong_configuration(tmp_path: Path, manager: PluginM
     assert "all_redcue" in first
     assert second.startswith(f"{config}: selection = '{table}': {table}: all_reduce, row 1: max_byte = 8: this key is unknown")
     config.write_text(f'selection = "{tmp_path / "none.toml"}"\n')
-    with pytest.raises(ConfigError, match=r"manyhands.toml: selection = .*none.toml.*does not exist") as caught:
+    with pytest.raises(ConfigError, match=r"oneaccord.toml: selection = .*none.toml.*does not exist") as caught:
         load(config, environ={}, manager=manager)
     assert (caught.value.file, caught.value.key) == (str(config), "selection")
 
@@ -195,7 +195,7 @@ def test_an_algorithm_that_is_not_there_is_told_with_its_place(tmp_path: Path, m
     ("environ", "values"),
     [
         ({}, (None, False, None)),
-        ({"MANYHANDS_REPRODUCIBLE": "true", "MANYHANDS_RANKS_PER_HOST": "8"}, (None, True, 8)),
+        ({"ONEACCORD_REPRODUCIBLE": "true", "ONEACCORD_RANKS_PER_HOST": "8"}, (None, True, 8)),
     ],
 )
 def test_the_other_settings_of_the_choice(manager: PluginManager, environ: dict[str, str], values: tuple[object, ...]) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from manyhands.contract.deadline import Deadline
-from manyhands.control.protocol import Shrunk
-from manyhands.errors import DeadlineError, RendezvousError
-from manyhands.group import shrinking
+from oneaccord.contract.deadline import Deadline
+from oneaccord.control.protocol import Shrunk
+from oneaccord.errors import DeadlineError, RendezvousError
+from oneaccord.group import shrinking
 
 
 def test_ranks_that_have_no_time_left_to_meet_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:

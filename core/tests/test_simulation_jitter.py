@@ -10,7 +10,7 @@ from statistics import fmean, pvariance
 import pytest
 from pydantic import ValidationError
 
-from manyhands.api import NETWORKS, ConfigError, Jitter, Network, Paths, UsageError
+from oneaccord.api import NETWORKS, ConfigError, Jitter, Network, Paths, UsageError
 
 UNIFORM = Jitter(distribution="uniform", mean_s=1e-6)
 EXPONENTIAL = Jitter(distribution="exponential", mean_s=1e-6)

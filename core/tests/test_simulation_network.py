@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.errors import ConfigError, UsageError
-from manyhands.schedule.simulation import PRESETS, Level, Network
+from oneaccord.errors import ConfigError, UsageError
+from oneaccord.schedule.simulation import PRESETS, Level, Network
 
 FAT_TREE = """
 topology = "fat_tree"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.api import NETWORKS, ConfigError, Network, NetworkLevel, Paths
-from manyhands.errors import InvalidRankError, InvalidWorldSizeError
-from manyhands.schedule.simulation.routes import Wiring
+from oneaccord.api import NETWORKS, ConfigError, Network, NetworkLevel, Paths
+from oneaccord.errors import InvalidRankError, InvalidWorldSizeError
+from oneaccord.schedule.simulation.routes import Wiring
 
 TREE = Network(
     topology="fat_tree",
@@ -99,7 +99,7 @@ def test_ways_are_found_for_many_hosts_at_once_and_not_kept_without_end(monkeypa
     for rank in reversed(range(1, size)):
         paths.between(0, rank)
     assert calls <= size // 32
-    monkeypatch.setattr("manyhands.schedule.simulation.paths._KEPT", 25)
+    monkeypatch.setattr("oneaccord.schedule.simulation.paths._KEPT", 25)
     few, calls = Paths(network, size), 0
     assert [few.between(*pair) for pair in doubling_pairs] == found
     assert calls > size  # what was dropped is found again
@@ -151,8 +151,8 @@ def test_a_path_object_is_never_the_name_of_a_preset() -> None:
 
 
 def programs() -> Iterator[str]:
-    yield "import sys, manyhands.api as api; assert 'numpy' not in sys.modules, 'api'"
-    yield "from manyhands.api import NETWORKS, Jitter, JitterSource, Network, NetworkLevel, Path, Paths"
+    yield "import sys, oneaccord.api as api; assert 'numpy' not in sys.modules, 'api'"
+    yield "from oneaccord.api import NETWORKS, Jitter, JitterSource, Network, NetworkLevel, Path, Paths"
     yield "assert Paths(NETWORKS['torus'], 2).between(0, 1) == Path((0, 3), (0.7e-6,) * 2, (450e9,) * 2, 1.5e-6, False)"
     yield "assert set(dir(api)) >= {'NETWORKS', 'Jitter', 'JitterSource', 'Network', 'NetworkLevel', 'Path', 'Paths'}"
 

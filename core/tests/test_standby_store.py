@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.waiting import PATIENCE_S, until
 
-from manyhands.contract.seal import Seal
-from manyhands.control import timing
-from manyhands.control.protocol import (
+from oneaccord.contract.seal import Seal
+from oneaccord.control import timing
+from oneaccord.control.protocol import (
     Agree,
     Agreement,
     Farewell,
@@ -33,11 +33,11 @@ from manyhands.control.protocol import (
     decode_from_store,
     encode,
 )
-from manyhands.control.standby_store import StandbyStore
-from manyhands.net.credentials import Credentials
-from manyhands.net.keepalive import Liveness
-from manyhands.net.loop import Loop
-from manyhands.net.proven import ProvenSocket
+from oneaccord.control.standby_store import StandbyStore
+from oneaccord.net.credentials import Credentials
+from oneaccord.net.keepalive import Liveness
+from oneaccord.net.loop import Loop
+from oneaccord.net.proven import ProvenSocket
 
 SIZE = 4
 FIRST = Verdict("lost", "rank 3 was lost", 3)

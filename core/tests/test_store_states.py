@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from manyhands.control import protocol as messages
-from manyhands.control.membership import Membership
-from manyhands.control.protocol import (
+from oneaccord.control import protocol as messages
+from oneaccord.control.membership import Membership
+from oneaccord.control.protocol import (
     Agree,
     Agreed,
     Checkpoint,
@@ -25,7 +25,7 @@ from manyhands.control.protocol import (
     Stalled,
     Standby,
 )
-from manyhands.control.store_states import ROWS, Action, Event, State, step
+from oneaccord.control.store_states import ROWS, Action, Event, State, step
 
 
 def test_each_event_has_one_row_per_state() -> None:

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from manyhands.common import threads
-from manyhands.common.threads import Thread
+from oneaccord.common import threads
+from oneaccord.common.threads import Thread
 
 
 def test_a_thread_runs_as_any_other() -> None:
     done: list[int] = []
-    thread = Thread(target=done.append, args=(1,), name="manyhands-test", daemon=True)
+    thread = Thread(target=done.append, args=(1,), name="oneaccord-test", daemon=True)
     thread.start()
     thread.join()
     assert done == [1]

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.waiting import PATIENCE_S, until
 
-from manyhands.calls.order.turns import Turns
-from manyhands.contract.deadline import Deadline
-from manyhands.runtime import computer as runtime
-from manyhands.runtime.idle import Sleeper
+from oneaccord.calls.order.turns import Turns
+from oneaccord.contract.deadline import Deadline
+from oneaccord.runtime import computer as runtime
+from oneaccord.runtime.idle import Sleeper
 
 
 def soon() -> Deadline:
@@ -191,7 +191,7 @@ def test_actions_run_in_the_background() -> None:
     finish(lane)
     assert threads[0] is not threading.current_thread()
     assert threads[0].daemon
-    assert threads[0].name.startswith("manyhands")
+    assert threads[0].name.startswith("oneaccord")
 
 
 def test_actions_that_follow_each_other_share_a_thread() -> None:
@@ -285,10 +285,10 @@ def test_a_forked_child_has_background_threads_of_its_own() -> None:
     program = """
         import os, sys, threading, warnings
         warnings.simplefilter("ignore")
-        from manyhands.runtime import computer as runtime
-        from manyhands.contract.deadline import Deadline
-        from manyhands.calls.order.turns import Turns
-        from manyhands.runtime.idle import nobody_else
+        from oneaccord.runtime import computer as runtime
+        from oneaccord.contract.deadline import Deadline
+        from oneaccord.calls.order.turns import Turns
+        from oneaccord.runtime.idle import nobody_else
 
         def use(lane):
             had = []

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.control.protocol import Progress, Stalled, Wait
-from manyhands.control.protocol import Testimony as Answer  # pytest takes what begins with Test for a test
-from manyhands.control.waits import behind_whom, circle, still_owed, unread
+from oneaccord.control.protocol import Progress, Stalled, Wait
+from oneaccord.control.protocol import Testimony as Answer  # pytest takes what begins with Test for a test
+from oneaccord.control.waits import behind_whom, circle, still_owed, unread
 
 COLLECTIVES, MESSAGES = 0, 1
 """The channels of a group."""

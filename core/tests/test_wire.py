@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.arrays.dtypes import OP_NAMES
-from manyhands.contract.backend import HEADER_BYTES
-from manyhands.contract.header import OPERATIONS, CallSignature, pack_header, parse_header, split_header
+from oneaccord.arrays.dtypes import OP_NAMES
+from oneaccord.contract.backend import HEADER_BYTES
+from oneaccord.contract.header import OPERATIONS, CallSignature, pack_header, parse_header, split_header
 
 SIGNATURE = CallSignature(
     "reduce_scatter", dtype=11, shape=(6, 2), op="sum", op_code=1, root=-1, counts=(1, 2, 3), algorithm="ring/1", count=12
@@ -67,8 +67,8 @@ def test_no_operation_is_named_twice_and_all_have_a_byte():
 
 @given(data=st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_random_bytes_are_no_header(data):
-    """Random bytes may begin with anything but what manyhands begins with."""
-    if not data.startswith(b"MHD"):
+    """Random bytes may begin with anything but what oneaccord begins with."""
+    if not data.startswith(b"OAC"):
         assert parse_header(data) is None
 
 

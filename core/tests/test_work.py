@@ -15,11 +15,11 @@ import pytest
 from support.waiting import PATIENCE_S, until
 from support.work_tools import Gate, Group
 
-import manyhands as mh
-from manyhands.calls.order.turns import Turns
-from manyhands.calls.work import Work
-from manyhands.contract.deadline import Deadline
-from manyhands.errors import AbortedError, ClosedError, DeadlineError, UsageError
+import oneaccord as oa
+from oneaccord.calls.order.turns import Turns
+from oneaccord.calls.work import Work
+from oneaccord.contract.deadline import Deadline
+from oneaccord.errors import AbortedError, ClosedError, DeadlineError, UsageError
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_wait_that_ends_early_leaves_the_work_running(group: Group) -> None:
 @pytest.mark.parametrize("timeout_s", [None, PATIENCE_S])
 @pytest.mark.parametrize(
     "wait",
-    [lambda works, timeout_s: works[0].wait(timeout_s), lambda works, timeout_s: mh.wait_any(works, timeout_s=timeout_s)],
+    [lambda works, timeout_s: works[0].wait(timeout_s), lambda works, timeout_s: oa.wait_any(works, timeout_s=timeout_s)],
 )
 def test_a_wait_that_is_interrupted_leaves_the_work_running(
     group: Group, wait: Callable[[list[Work[object]], float | None], object], timeout_s: float | None
@@ -98,7 +98,7 @@ def test_a_wait_that_is_interrupted_leaves_the_work_running(
     interrupting.join()
     assert not works[0].done()
     gate.open.set()
-    assert mh.wait_all(works) == ["result", "result"]
+    assert oa.wait_all(works) == ["result", "result"]
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "soon"])
@@ -130,17 +130,17 @@ def test_many_threads_may_wait(group: Group) -> None:
 def test_the_handle_says_what_it_is(group: Group) -> None:
     gate = Gate()
     work = group.later(gate, "send to rank 1")
-    assert repr(work) == "<manyhands.Work send to rank 1, running>"
+    assert repr(work) == "<oneaccord.Work send to rank 1, running>"
     gate.open.set()
     work.wait()
-    assert repr(work) == "<manyhands.Work send to rank 1, done>"
+    assert repr(work) == "<oneaccord.Work send to rank 1, done>"
 
     def fails() -> None:
         raise ZeroDivisionError
 
     failed = group.later(fails)
     group.finish()
-    assert repr(failed) == "<manyhands.Work all_reduce, failed: ZeroDivisionError>"
+    assert repr(failed) == "<oneaccord.Work all_reduce, failed: ZeroDivisionError>"
 
 
 def test_callbacks_come_in_the_order_in_which_calls_ended_and_callbacks_were_added(group: Group) -> None:
@@ -214,14 +214,14 @@ def test_an_exception_in_a_callback_is_logged_and_changes_nothing(
 
     work.add_done_callback(fails)
     work.add_done_callback(lambda _: heard.append("next"))
-    with caplog.at_level(logging.ERROR, logger="manyhands"):
+    with caplog.at_level(logging.ERROR, logger="oneaccord"):
         gate.open.set()
         assert work.wait() == "result"
         group.finish()
     assert heard == ["fails", "next"]
     assert work.wait() == "result"
     assert work.exception() is None
-    assert [record.getMessage() for record in caplog.records] == ["manyhands: a callback of barrier failed"]
+    assert [record.getMessage() for record in caplog.records] == ["oneaccord: a callback of barrier failed"]
     assert caplog.records[0].exc_info is not None
     assert caplog.records[0].exc_info[0] is kind
 
@@ -476,7 +476,7 @@ def test_a_callback_that_was_removed_is_not_called(group: Group) -> None:
 
 @pytest.mark.parametrize("waits", [concurrent.futures.wait, lambda works: list(concurrent.futures.as_completed(works))])
 def test_what_waits_for_futures_of_threads_is_told_what_to_write(group: Group, waits: Callable[[object], object]) -> None:
-    with pytest.raises(UsageError, match=r"not a concurrent\.futures\.Future: wait for several with manyhands\.wait_all"):
+    with pytest.raises(UsageError, match=r"not a concurrent\.futures\.Future: wait for several with oneaccord\.wait_all"):
         waits([group.later(lambda: 1)])
 
 
@@ -490,9 +490,9 @@ def test_a_forked_child_is_told_that_a_work_of_its_parent_never_ends_there(
         waits: list[Callable[[], object]] = [
             lambda: work.add_done_callback(print),
             lambda: asyncio.run(asyncio.wait([work])),  # type: ignore[type-var]
-            lambda: mh.wait_all([work]),
-            lambda: mh.wait_any([work]),
-            lambda: next(mh.as_completed([work])),
+            lambda: oa.wait_all([work]),
+            lambda: oa.wait_any([work]),
+            lambda: next(oa.as_completed([work])),
         ]
         for wait in waits:
             with pytest.raises(ClosedError, match="issued by the process that this one was forked from"):

@@ -1,4 +1,4 @@
-"""What ``manyhands bench`` takes for right: exact in every dtype and for every reduction, and what is not right is seen."""
+"""What ``oneaccord bench`` takes for right: exact in every dtype and for every reduction, and what is not right is seen."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from manyhands.errors import DTypeError
-from manyhands_lab.bench.cases import Arrays, Case, parse_dtype
-from manyhands_lab.bench.plan import BENCHMARKS, round_size
+from oneaccord.errors import DTypeError
+from oneaccord_lab.bench.cases import Arrays, Case, parse_dtype
+from oneaccord_lab.bench.plan import BENCHMARKS, round_size
 
 Array = npt.NDArray[Any]
 

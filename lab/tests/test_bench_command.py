@@ -1,4 +1,4 @@
-"""``manyhands bench``: what it asks the ranks to measure, what it prints and writes, and what it refuses."""
+"""``oneaccord bench``: what it asks the ranks to measure, what it prints and writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import typer
 
-from manyhands.config import load
-from manyhands.config.selection import make_selector
-from manyhands.contract.backend import BackendSpec, LaunchRequest
-from manyhands.contract.hookspecs import hookimpl
-from manyhands.errors import (
+from oneaccord.config import load
+from oneaccord.config.selection import make_selector
+from oneaccord.contract.backend import BackendSpec, LaunchRequest
+from oneaccord.contract.hookspecs import hookimpl
+from oneaccord.errors import (
     BackendUnavailableError,
     CommError,
     ConfigError,
@@ -27,21 +27,21 @@ from manyhands.errors import (
     UnsupportedError,
     UsageError,
 )
-from manyhands.local import processes, resolve
-from manyhands.local.launching import Launch
-from manyhands.schedule.steps import Collective
-from manyhands_lab.bench.limits import WIRE
-from manyhands_lab.bench.plan import BENCHMARKS, Done, Limits, Opened, Problem, Record, Row, Skipped, Target
-from manyhands_lab.bench.plan import DEFAULT_SIZES as SIZES
-from manyhands_lab.bench.plan import Plan as Comparison
-from manyhands_lab.bench.plan import Point as Call
-from manyhands_lab.commands import bench_table
-from manyhands_lab.commands.bench import bench
-from manyhands_lab.commands.bench_table import Printer
-from manyhands_lab.tuning.plan import DEFAULT_SIZES, Plan, Point
+from oneaccord.local import processes, resolve
+from oneaccord.local.launching import Launch
+from oneaccord.schedule.steps import Collective
+from oneaccord_lab.bench.limits import WIRE
+from oneaccord_lab.bench.plan import BENCHMARKS, Done, Limits, Opened, Problem, Record, Row, Skipped, Target
+from oneaccord_lab.bench.plan import DEFAULT_SIZES as SIZES
+from oneaccord_lab.bench.plan import Plan as Comparison
+from oneaccord_lab.bench.plan import Point as Call
+from oneaccord_lab.commands import bench_table
+from oneaccord_lab.commands.bench import bench
+from oneaccord_lab.commands.bench_table import Printer
+from oneaccord_lab.tuning.plan import DEFAULT_SIZES, Plan, Point
 
 if TYPE_CHECKING:
-    from manyhands.config.plugins import PluginManager
+    from oneaccord.config.plugins import PluginManager
 
 TIMES = {
     "ring": 45e-6,
@@ -66,10 +66,10 @@ def measure(plan: Plan) -> int:
 
 def perform(module: str, text: str, ranks: int, chosen: dict[str, str]) -> int:
     """Stand in for whoever starts ranks."""
-    if module == "manyhands_lab.tuning.measure":
+    if module == "oneaccord_lab.tuning.measure":
         plans.append((Plan.load(text), ranks, str(chosen)))
         return measure(plans[-1][0])
-    assert module == "manyhands_lab.bench.measure"
+    assert module == "oneaccord_lab.bench.measure"
     plan = Comparison.load(text)
     comparisons.append((plan, ranks, str(chosen)))
     left = len(plan.points)
@@ -98,7 +98,7 @@ def other_launcher(request: LaunchRequest) -> int:
 
 class Plugin:
     @hookimpl
-    def manyhands_register_backends(self) -> list[BackendSpec]:
+    def oneaccord_register_backends(self) -> list[BackendSpec]:
         return [
             BackendSpec("wires", "processes", factory="os:getcwd", auto_priority=1),
             BackendSpec("ropes", "other processes", factory="os:getcwd"),
@@ -112,10 +112,10 @@ class Plugin:
 def _surroundings(manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager.register(Plugin(), "for tests")
     monkeypatch.setattr(resolve, "get_plugin_manager", lambda: manager)
-    monkeypatch.setattr("manyhands.config.plugins.get_plugin_manager", lambda: manager)
-    monkeypatch.setattr("manyhands.config.resolve.get_plugin_manager", lambda: manager)
+    monkeypatch.setattr("oneaccord.config.plugins.get_plugin_manager", lambda: manager)
+    monkeypatch.setattr("oneaccord.config.resolve.get_plugin_manager", lambda: manager)
     monkeypatch.chdir(tmp_path)
-    for name in ("MANYHANDS_BACKEND", "MANYHANDS_CONFIG"):
+    for name in ("ONEACCORD_BACKEND", "ONEACCORD_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     plans.clear()
     comparisons.clear()
@@ -158,7 +158,7 @@ def test_the_algorithms_of_all_collectives_are_measured_at_all_sizes_unless_some
 
 
 def test_algorithms_by_host_are_measured_where_the_config_says_that_there_are_hosts() -> None:
-    Path("manyhands.toml").write_text("ranks_per_host = 2\n")
+    Path("oneaccord.toml").write_text("ranks_per_host = 2\n")
     call("all_reduce", "--tune", "--sizes", "8")
     assert "hierarchical" in plans[0][0].candidates["all_reduce"]
     assert "min_hosts = 2\nmax_hosts = 2\n" in Path("tuned.toml").read_text()
@@ -192,12 +192,12 @@ def test_json_is_for_programs() -> None:
     assert point["times_s"]["ring"] == 45e-6
 
 
-def test_the_table_that_is_written_makes_manyhands_take_the_fastest(manager: PluginManager) -> None:
+def test_the_table_that_is_written_makes_oneaccord_take_the_fastest(manager: PluginManager) -> None:
     said = call("all_reduce", "--tune", "--sizes", "8,64KiB", "--output", "mine.toml")
-    assert said.endswith('wrote mine.toml; to use it, add this line to manyhands.toml:\n\nselection = "mine.toml"\n')
+    assert said.endswith('wrote mine.toml; to use it, add this line to oneaccord.toml:\n\nselection = "mine.toml"\n')
     assert "measured here at 8 B: 31 us against 45 us of ring" in " ".join(said.split())
     text = Path("mine.toml").read_text()
-    assert text.startswith("# Measured by `manyhands bench --tune` with 4 ranks on one host over wires.\n")
+    assert text.startswith("# Measured by `oneaccord bench --tune` with 4 ranks on one host over wires.\n")
     selector = make_selector(load({"selection": "mine.toml"}, environ={}, manager=manager), manager)
     choice = selector.choose(Collective.ALL_REDUCE, 64 * 1024, 4, ranks_per_host=4)
     assert (choice.algorithm.name, choice.reason[:8]) == ("recursive_doubling", "measured")
@@ -237,7 +237,7 @@ def test_all_backends_are_measured_in_one_world_of_ranks_at_all_points() -> None
 
 
 def test_the_configured_backend_alone_is_measured_where_none_is_named() -> None:
-    Path("manyhands.toml").write_text('backend = "ropes"\n')
+    Path("oneaccord.toml").write_text('backend = "ropes"\n')
     call("all_reduce,barrier", "-n", "2", "--sizes", "1KiB,8", "--dtype", "bfloat16", "--op", "max")
     [(plan, ranks, _)] = comparisons
     assert plan.targets == [Target("ropes")]
@@ -275,10 +275,10 @@ def test_rows_are_printed_in_the_order_that_was_asked_for_and_compared_with_the_
 
 def test_the_heading_tells_machine_versions_variables_and_the_settings_of_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_MCA_btl", "tcp,self")
-    monkeypatch.setenv("MANYHANDS_SECRET", "hush")
+    monkeypatch.setenv("ONEACCORD_SECRET", "hush")
     story[:] = [Opened(["torch 9.9", "Open MPI v9"], {"ropes": {"check": False, "native": "blocking"}}), row("ropes"), Done()]
     said = call("all_reduce", "--backends", "ropes", "-n", "2", "--sizes", "8")
-    assert said.startswith("# manyhands bench: ropes; 2 ranks on this host\n")
+    assert said.startswith("# oneaccord bench: ropes; 2 ranks on this host\n")
     assert "# torch 9.9, Open MPI v9\n" in said
     assert '# [backends.ropes] check = false, native = "blocking"\n' in said
     assert "# OMPI_MCA_btl=tcp,self\n" in said
@@ -355,7 +355,7 @@ def test_json_is_a_list_of_rows_with_these_keys() -> None:
 @pytest.fixture
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled part is here, whether it is or not, for nothing of it is called; and wires are wires."""
-    monkeypatch.setattr("manyhands_lab.bench.probes.native", lambda: re)
+    monkeypatch.setattr("oneaccord_lab.bench.probes.native", lambda: re)
     monkeypatch.setattr(bench_table, "link_of", lambda target, environ: WIRE if target == Target("wires") else None)
 
 
@@ -403,10 +403,10 @@ def test_with_limits_json_has_them_too() -> None:
 
 
 def test_without_the_compiled_part_limits_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands_lab.bench.probes.native", lambda: None)
-    monkeypatch.setattr("manyhands_lab.bench.probes.why_not_native", lambda: "not installed")
+    monkeypatch.setattr("oneaccord_lab.bench.probes.native", lambda: None)
+    monkeypatch.setattr("oneaccord_lab.bench.probes.why_not_native", lambda: "not installed")
     message = (
-        r"--limits measures the machine in C, and the compiled part of manyhands is missing \(not installed\); try: pip install"
+        r"--limits measures the machine in C, and the compiled part of oneaccord is missing \(not installed\); try: pip install"
     )
     with pytest.raises(UnsupportedError, match=message):
         call("all_reduce", "--backends", "wires", "-n", "2", "--limits")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import manyhands as mh
-from manyhands.errors import CommError
-from manyhands_lab.bench.limits import DIRECT, SLOTS, WIRE, Floor, floor, limit_us, link_of
-from manyhands_lab.bench.plan import BENCHMARKS, Limits, Target
-from manyhands_lab.bench.probes import Probes
+import oneaccord as oa
+from oneaccord.errors import CommError
+from oneaccord_lab.bench.limits import DIRECT, SLOTS, WIRE, Floor, floor, limit_us, link_of
+from oneaccord_lab.bench.plan import BENCHMARKS, Limits, Target
+from oneaccord_lab.bench.probes import Probes
 
 # Powers of ten, which no sum confuses.
 COPY_ALONE, COPY, ADD, BOTH, ONE, FLAG, PING = 1.0, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7
@@ -99,8 +99,8 @@ def test_a_target_is_held_against_the_way_that_its_ranks_take(target: str, envir
 
 def test_a_neighbour_that_does_not_answer_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native = SimpleNamespace(measure_copy=late, measure_add=late)
-    monkeypatch.setattr("manyhands_lab.bench.probes.native", lambda: native)
-    with mh.init(config={}) as group, closing(Probes(group, tmp_path, 1.0)) as probes:
+    monkeypatch.setattr("oneaccord_lab.bench.probes.native", lambda: native)
+    with oa.init(config={}) as group, closing(Probes(group, tmp_path, 1.0)) as probes:
         probes.begin(0)
         with pytest.raises(
             CommError, match="rank 0 cannot measure the machine with its neighbour: the other side did not come"

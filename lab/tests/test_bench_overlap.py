@@ -1,4 +1,4 @@
-"""``manyhands bench overlap``: its arithmetic, its table, and what it refuses."""
+"""``oneaccord bench overlap``: its arithmetic, its table, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.errors import ConfigError, DTypeError, InvalidWorldSizeError, UnknownBackendError, UsageError
-from manyhands_lab.bench.plan import Opened, Overlap, Plan, Point, Problem, Skipped, Target
-from manyhands_lab.bench.statistics import overlapped
-from manyhands_lab.commands.bench_overlap import Table, bench_overlap
+from oneaccord.errors import ConfigError, DTypeError, InvalidWorldSizeError, UnknownBackendError, UsageError
+from oneaccord_lab.bench.plan import Opened, Overlap, Plan, Point, Problem, Skipped, Target
+from oneaccord_lab.bench.statistics import overlapped
+from oneaccord_lab.commands.bench_overlap import Table, bench_overlap
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_row_has_the_three_times_and_the_overlap() -> None:
     for record in (found, Problem("mpi+raw", "numpy", 1 << 20, "rank 1: it broke"), Skipped("python", 1 << 20)):
         table.take(record)
     said = stream.getvalue()
-    assert said.startswith("# manyhands bench overlap: tcp, mpi+raw; 2 ranks on this host\n")
+    assert said.startswith("# oneaccord bench overlap: tcp, mpi+raw; 2 ranks on this host\n")
     assert "# all_reduce of 1 MiB of float32, 7 iterations; times in ms\n" in said
     assert "# Open MPI v9\n# executor of tcp and shm: compiled\n" in said
     head, first, second, third = (line.split() for line in said.splitlines()[-4:])
@@ -68,7 +68,7 @@ def test_a_row_has_the_three_times_and_the_overlap() -> None:
 
 @pytest.mark.parametrize("spare", [0, 1])
 def test_the_head_says_where_no_processor_is_idle(spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.api.processors", lambda: 2 + spare)
+    monkeypatch.setattr("oneaccord.api.processors", lambda: 2 + spare)
     table, stream = table_of(2)
     table.heading()
     assert ("2 ranks leave none of 2 processors idle" in stream.getvalue()) == (not spare)

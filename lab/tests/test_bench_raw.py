@@ -1,4 +1,4 @@
-"""mpi4py called without manyhands, as ``mpi+raw``: which function of MPI each call is, and what MPI cannot do."""
+"""mpi4py called without oneaccord, as ``mpi+raw``: which function of MPI each call is, and what MPI cannot do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.errors import UnsupportedError
-from manyhands_lab.bench.cases import Case
-from manyhands_lab.bench.plan import BENCHMARKS
-from manyhands_lab.bench.raw import RawMpi
+from oneaccord.errors import UnsupportedError
+from oneaccord_lab.bench.cases import Case
+from oneaccord_lab.bench.plan import BENCHMARKS
+from oneaccord_lab.bench.raw import RawMpi
 
 
 class World:
@@ -103,5 +103,5 @@ def test_a_reduction_that_mpi_lacks_is_refused(world: World) -> None:
 
 
 def test_a_world_that_counts_otherwise_is_refused(world: World) -> None:
-    with pytest.raises(UnsupportedError, match="MPI says that this is rank 1 of 2, but manyhands says rank 0 of 2"):
+    with pytest.raises(UnsupportedError, match="MPI says that this is rank 1 of 2, but oneaccord says rank 0 of 2"):
         RawMpi(0, 2, np.dtype(np.float32))

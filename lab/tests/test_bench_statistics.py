@@ -1,4 +1,4 @@
-"""The arithmetic of ``manyhands bench``: sizes, samples, bandwidths and turns, in exact numbers."""
+"""The arithmetic of ``oneaccord bench``: sizes, samples, bandwidths and turns, in exact numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands_lab.bench.plan import BENCHMARKS, Target, round_size
-from manyhands_lab.bench.statistics import bus_factor, order, samples, summary
+from oneaccord_lab.bench.plan import BENCHMARKS, Target, round_size
+from oneaccord_lab.bench.statistics import bus_factor, order, samples, summary
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from manyhands.config.select import default_rules
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.contracts import PROMISES
+from oneaccord.config.select import default_rules
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "make_pictures.py"

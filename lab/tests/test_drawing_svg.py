@@ -7,11 +7,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from manyhands.schedule.algorithms import doubling, pairwise, ring, tree
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands_lab.drawing.labels import PALETTE
-from manyhands_lab.drawing.svg import svg_of
-from manyhands_lab.drawing.timeline import Timeline, timeline_of
+from oneaccord.schedule.algorithms import doubling, pairwise, ring, tree
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord_lab.drawing.labels import PALETTE
+from oneaccord_lab.drawing.svg import svg_of
+from oneaccord_lab.drawing.timeline import Timeline, timeline_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

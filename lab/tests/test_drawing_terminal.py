@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.schedule.algorithms import doubling, ring, tree
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands_lab.drawing.labels import PALETTE
-from manyhands_lab.drawing.terminal import Line, in_ascii, text_of
-from manyhands_lab.drawing.timeline import timeline_of
+from oneaccord.schedule.algorithms import doubling, ring, tree
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord_lab.drawing.labels import PALETTE
+from oneaccord_lab.drawing.terminal import Line, in_ascii, text_of
+from oneaccord_lab.drawing.timeline import timeline_of
 
 RING = """\
 ring all_reduce: 3 ranks

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.schedule.algorithms import doubling, pairwise, ring, tree
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.contracts import PROMISES, Contract
-from manyhands.schedule.errors import WrongResultError
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, Ref, Schedule, Send, Step
-from manyhands_lab.drawing.labels import many, name_of
-from manyhands_lab.drawing.timeline import Local, Message, Timeline, Value, timeline_of
+from oneaccord.schedule.algorithms import doubling, pairwise, ring, tree
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES, Contract
+from oneaccord.schedule.errors import WrongResultError
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, Ref, Schedule, Send, Step
+from oneaccord_lab.drawing.labels import many, name_of
+from oneaccord_lab.drawing.timeline import Local, Message, Timeline, Value, timeline_of
 
 
 def drawn(build: object, size: int, root: int = 0, segments: int = 1) -> Timeline:

@@ -1,4 +1,4 @@
-"""``manyhands show``, as people type it."""
+"""``oneaccord show``, as people type it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from manyhands.cli.main import main
-from manyhands.common.installing import install_command
-from manyhands.config.select import Rule, default_rules, write_table
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands.schedule.steps import Collective
+from oneaccord.cli.main import main
+from oneaccord.common.installing import install_command
+from oneaccord.config.select import Rule, default_rules, write_table
+from oneaccord.schedule.algorithms.registry import BUILTIN
+from oneaccord.schedule.steps import Collective
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -80,7 +80,7 @@ def test_a_terminal_gets_the_same_drawing_in_colours(
 
 def test_a_pipe_that_takes_ascii_alone_gets_ascii(run_python: object) -> None:
     assert callable(run_python)
-    result = run_python("-m", "manyhands", "show", "ring_all_reduce", MANYHANDS_NO_AUTOLOAD="1", PYTHONIOENCODING="ascii")
+    result = run_python("-m", "oneaccord", "show", "ring_all_reduce", ONEACCORD_NO_AUTOLOAD="1", PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
     assert "rank 0  a-d" in result.stdout
@@ -144,7 +144,7 @@ def test_the_number_of_ranks_has_three_spellings(capsys: pytest.CaptureFixture[s
         (["ring_all_reduc"], ["'ring_all_reduc'", "did you mean 'ring_all_reduce'?", "Known are: ", "dissemination_barrier"]),
         (["ring", "barier"], ["'ring_barier'", "Known are: "]),
         (["ring_all_reduce", "--world", "0"], ["-n 0", "1 to 1,048,576"]),
-        (["ring_all_reduce", "--world", "65"], ["-n 65", "more than 64 ranks", "manyhands simulate"]),
+        (["ring_all_reduce", "--world", "65"], ["-n 65", "more than 64 ranks", "oneaccord simulate"]),
         (["binomial_reduce", "--root", "4"], ["--root 4", "ranks 0 to 3"]),
         (["ring_all_reduce", "--root", "1"], ["all_reduce has no root", "leave --root out"]),
         (["ring_all_reduce", "--segments", "0"], ["--segments 0", "1 to 64"]),
@@ -184,7 +184,7 @@ def why(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
 def test_why_lists_every_candidate_by_predicted_time_and_the_choice_of_the_config(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "manyhands.toml").write_text('[algorithms]\nall_reduce = "ring"\n', encoding="utf-8")
+    (tmp_path / "oneaccord.toml").write_text('[algorithms]\nall_reduce = "ring"\n', encoding="utf-8")
     answer = why(capsys, "all_reduce", "--bytes", "1MiB", "--world", "24", "--network", "textbook")
 
     candidates = answer["algorithms"]
@@ -218,7 +218,7 @@ def test_why_lists_every_candidate_by_predicted_time_and_the_choice_of_the_confi
 def test_why_speaks_of_the_very_call_and_of_the_row_as_a_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     row = Rule(Collective.ALL_REDUCE, "ring", max_bytes=1 << 20, min_world=3, max_hosts=1, reason="it was a good year")
     (tmp_path / "mine.toml").write_text(write_table([row]), encoding="utf-8")
-    (tmp_path / "manyhands.toml").write_text('selection = "mine.toml"\n', encoding="utf-8")
+    (tmp_path / "oneaccord.toml").write_text('selection = "mine.toml"\n', encoding="utf-8")
     asked = ("all_reduce", "--bytes", "1KiB", "-n", "16", "--network", "laptop")
 
     words = " ".join(show(capsys, *asked, "--why").split())
@@ -237,7 +237,7 @@ def test_why_speaks_of_the_very_call_and_of_the_row_as_a_whole(capsys: pytest.Ca
 def test_why_asks_the_table_that_the_config_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rules = [Rule(Collective.BROADCAST, "chain", reason="measured here", segments=3), *default_rules()]
     (tmp_path / "mine.toml").write_text(write_table(rules), encoding="utf-8")
-    (tmp_path / "manyhands.toml").write_text('selection = "mine.toml"\n', encoding="utf-8")
+    (tmp_path / "oneaccord.toml").write_text('selection = "mine.toml"\n', encoding="utf-8")
 
     answer = why(capsys, "broadcast", "--world", "4", "--network", "textbook")
 
@@ -285,7 +285,7 @@ def test_a_plot_without_matplotlib_is_an_error_that_says_what_to_type(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = refusal(capsys, "all_reduce", "--plot", "out.svg")
-    assert install_command("pip install 'manyhands[plot]'") in message
+    assert install_command("pip install 'oneaccord[plot]'") in message
     assert not (tmp_path / "out.svg").exists()
 
 

@@ -1,4 +1,4 @@
-"""``manyhands simulate``, run as users run it, and numbers of bytes as they write them."""
+"""``oneaccord simulate``, run as users run it, and numbers of bytes as they write them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.cli.main import main
-from manyhands.common.units import bytes_text, parse_bytes
-from manyhands.errors import UsageError
+from oneaccord.cli.main import main
+from oneaccord.common.units import bytes_text, parse_bytes
+from oneaccord.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def simulate(run_python: Run) -> Run:
     def run(*args: str) -> CompletedProcess[str]:
-        return run_python("-m", "manyhands", "simulate", *args, MANYHANDS_NO_AUTOLOAD="1")
+        return run_python("-m", "oneaccord", "simulate", *args, ONEACCORD_NO_AUTOLOAD="1")
 
     return run
 
@@ -67,7 +67,7 @@ def test_people_get_a_table(simulate: Run) -> None:
 def test_a_table_of_people_fits_80_columns_and_says_why_a_group_takes_what_and_what_is_faster(
     simulate: Run, tmp_path: Path
 ) -> None:
-    (tmp_path / "manyhands.toml").write_text('[algorithms]\nreduce = "binomial"\n')
+    (tmp_path / "oneaccord.toml").write_text('[algorithms]\nreduce = "binomial"\n')
     words = ("reduce", "--world", "100", "--bytes", "999999937", "--algorithm", "all")
     result = simulate(*words)
     assert result.returncode == 0, result.stderr
@@ -115,7 +115,7 @@ def test_a_network_file_and_another_number_of_ranks_per_host(simulate: Run, tmp_
 
 
 def test_the_config_says_how_many_ranks_share_a_host_where_the_command_does_not(simulate: Run, tmp_path: Path) -> None:
-    (tmp_path / "manyhands.toml").write_text("ranks_per_host = 2\n")
+    (tmp_path / "oneaccord.toml").write_text("ranks_per_host = 2\n")
     words = ("all_gather", "--ranks", "6", "--bytes", "1MiB", "--network", "textbook", "--algorithm", "hierarchical", "--json")
     by_config, same, other = (
         simulate(*words, *more).stdout for more in ((), ("--ranks-per-host", "2"), ("--ranks-per-host", "1"))

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from manyhands.errors import ConfigError
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.errors import ScheduleDeadlockError, UnmatchedMessageError
-from manyhands.schedule.simulation import PRESETS, Level, Network
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
-from manyhands_lab.simulation import simulate
+from oneaccord.errors import ConfigError
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.errors import ScheduleDeadlockError, UnmatchedMessageError
+from oneaccord.schedule.simulation import PRESETS, Level, Network
+from oneaccord.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from oneaccord_lab.simulation import simulate
 
 N = 1000
 WHOLE = Ref(Buffer.OUTPUT, 0)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from manyhands.api import NETWORKS, ConfigError, Jitter, Network, Paths
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands_lab.simulation import simulate
+from oneaccord.api import NETWORKS, ConfigError, Jitter, Network, Paths
+from oneaccord.schedule.algorithms.registry import BUILTIN
+from oneaccord_lab.simulation import simulate
 
 UNIFORM = Jitter(distribution="uniform", mean_s=1e-6)
 FREE = {name: network.model_copy(update={"reduction_bytes_per_s": math.inf}) for name, network in NETWORKS.items()}

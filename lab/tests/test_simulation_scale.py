@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.simulation import PRESETS, Level, Network
-from manyhands.schedule.simulation.routes import Wiring, cube
-from manyhands.schedule.steps import Collective
-from manyhands_lab.simulation import outcome, simulate
-from manyhands_lab.simulation.outcome import run_program
-from manyhands_lab.simulation.program import Symmetry, compile_program, find_symmetry
+from oneaccord.errors import InvalidRankError, InvalidWorldSizeError, UsageError
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.simulation import PRESETS, Level, Network
+from oneaccord.schedule.simulation.routes import Wiring, cube
+from oneaccord.schedule.steps import Collective
+from oneaccord_lab.simulation import outcome, simulate
+from oneaccord_lab.simulation.outcome import run_program
+from oneaccord_lab.simulation.program import Symmetry, compile_program, find_symmetry
 
 TEXTBOOK = PRESETS["textbook"]
 

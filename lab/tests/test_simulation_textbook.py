@@ -14,9 +14,9 @@ from math import ceil, log2
 
 import pytest
 
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.simulation import Level, Network
-from manyhands_lab.simulation import simulate
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.simulation import Level, Network
+from oneaccord_lab.simulation import simulate
 
 A, B, G = 3e-6, 1 / 7e9, 1 / 31e9
 NETWORK = Network(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.config.select import Selector, default_rules
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands.schedule.steps import Collective
-from manyhands_lab.tuning.measured import measured_rules
-from manyhands_lab.tuning.plan import Plan, Point
+from oneaccord.config.select import Selector, default_rules
+from oneaccord.schedule.algorithms.registry import BUILTIN
+from oneaccord.schedule.steps import Collective
+from oneaccord_lab.tuning.measured import measured_rules
+from oneaccord_lab.tuning.plan import Plan, Point
 
 ALL_REDUCE = Collective.ALL_REDUCE
 KIB = 1024

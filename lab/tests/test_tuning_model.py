@@ -1,4 +1,4 @@
-"""The table that comes with manyhands is what the model says, in few rows."""
+"""The table that comes with oneaccord is what the model says, in few rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from manyhands.config.select import Selector, candidates, default_rules, default_segments
-from manyhands.schedule.algorithms.registry import Algorithm
-from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.simulation import PRESETS
-from manyhands.schedule.steps import Collective
-from manyhands_lab.simulation import Prepared, simulate
-from manyhands_lab.tuning import model
-from manyhands_lab.tuning.model import LAYOUTS, SIZES, SLACK, TOLERANCE, Layout, model_rules, predict
+from oneaccord.config.select import Selector, candidates, default_rules, default_segments
+from oneaccord.schedule.algorithms.registry import Algorithm
+from oneaccord.schedule.contracts import PROMISES
+from oneaccord.schedule.simulation import PRESETS
+from oneaccord.schedule.steps import Collective
+from oneaccord_lab.simulation import Prepared, simulate
+from oneaccord_lab.tuning import model
+from oneaccord_lab.tuning.model import LAYOUTS, SIZES, SLACK, TOLERANCE, Layout, model_rules, predict
 
 MIB = 1 << 20
 FEW_SIZES = tuple(1 << power for power in (3, 8, 13, 18, 23, 27, 30))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.common.units import time_text
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands.schedule.steps import Collective
-from manyhands_lab.tuning.ranges import Kind, Range, kinds, losses, ranges
+from oneaccord.common.units import time_text
+from oneaccord.schedule.algorithms.registry import BUILTIN
+from oneaccord.schedule.steps import Collective
+from oneaccord_lab.tuning.ranges import Kind, Range, kinds, losses, ranges
 
 times = st.lists(
     st.dictionaries(st.sampled_from("abcd"), st.sampled_from([1.0, 1.05, 1.2, 2.0]), min_size=1), min_size=1, max_size=7

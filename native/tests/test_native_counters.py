@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.worlds import must, thread_world
 
-from manyhands.api import Group
-from manyhands.calls.order.counters import PythonCounters
+from oneaccord.api import Group
+from oneaccord.calls.order.counters import PythonCounters
 
-native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+native = pytest.importorskip("oneaccord_native", reason="there was no C compiler", exc_type=ImportError)
 
 BACKENDS = ["shm", "tcp"]
 STEPS = st.sampled_from(["take", "queue", "give", "drop", "begin", "leave", "undo", "count", "set"])

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.worlds import must, on_threads, thread_world
 
-import manyhands as mh
-from manyhands.api import Group, ThreadWorld
+import oneaccord as oa
+from oneaccord.api import Group, ThreadWorld
 
-native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+native = pytest.importorskip("oneaccord_native", reason="there was no C compiler", exc_type=ImportError)
 
 BACKENDS = ["shm", "tcp"]
 DTYPES = ["int8", "int64", "uint16", "float16", "float32", "float64", "complex64", "bool"]
@@ -121,7 +121,7 @@ def test_ranks_of_both_forms_understand_each_other(backend: str) -> None:
     world = ThreadWorld(3, backend)
 
     def body(rank: int) -> list[float]:
-        with world.rank(rank), mh.init(config={"native": rank != 1}, timeout_s=30) as group:
+        with world.rank(rank), oa.init(config={"native": rank != 1}, timeout_s=30) as group:
             found = []
             for count in (0, 3, 5000, 200_000):
                 for _ in range(20):

@@ -27,7 +27,7 @@ class Part(NamedTuple):
 @pytest.fixture(scope="module")
 def module() -> bytes:
     """The file of the compiled part."""
-    package = find_spec("manyhands_native")
+    package = find_spec("oneaccord_native")
     assert package is not None
     assert package.submodule_search_locations is not None
     found = [path for place in package.submodule_search_locations for path in Path(place).glob("_core.*.so")]

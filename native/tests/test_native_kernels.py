@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from support.worlds import must, thread_world
 
-from manyhands.api import Group
-from manyhands.arrays.low_precision import compiled_combine, fast_combine
+from oneaccord.api import Group
+from oneaccord.arrays.low_precision import compiled_combine, fast_combine
 
-native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+native = pytest.importorskip("oneaccord_native", reason="there was no C compiler", exc_type=ImportError)
 
 REDUCE, INPUT, OUTPUT = 4, 0, 1
 OPS: list[np.ufunc] = [np.add, np.multiply, np.maximum, np.minimum, np.bitwise_xor, np.hypot, np.fmax]

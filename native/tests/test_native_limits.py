@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+native = pytest.importorskip("oneaccord_native", reason="there was no C compiler", exc_type=ImportError)
 
 PATIENCE_S = 30.0
 

@@ -15,9 +15,9 @@ import pytest
 from support.fake_gpu.compiled import compiler
 from support.worlds import must, thread_world
 
-from manyhands.api import Group
+from oneaccord.api import Group
 
-native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+native = pytest.importorskip("oneaccord_native", reason="there was no C compiler", exc_type=ImportError)
 
 FOLDER = Path(__file__).resolve().parent / "packets"
 
@@ -36,7 +36,7 @@ def packets(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
         import packets as plugin
     finally:
         sys.path.remove(str(FOLDER))
-    from manyhands.config.plugins import get_plugin_manager
+    from oneaccord.config.plugins import get_plugin_manager
 
     plugin.load(library)
     get_plugin_manager().register(plugin, "packets")
@@ -145,14 +145,14 @@ def test_another_call_of_a_peer_is_a_mismatch_in_both_forms(boxes: list[Any]) ->
         (None, "no attribute 'c_mailbox'"),
         ("a text", "PyCapsule_GetPointer"),
         ("another name", "PyCapsule_GetPointer"),
-        ("a part", "c_mailbox has members that are missing: see manyhands_native/mailbox.h"),
+        ("a part", "c_mailbox has members that are missing: see oneaccord_native/mailbox.h"),
     ],
 )
 def test_what_is_no_mailbox_is_refused(packets: ModuleType, given: str | None, words: str) -> None:
     memory = ctypes.create_string_buffer(200)
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    name = b"manyhands.mailbox.1" if given == "a part" else b"other"
+    name = b"oneaccord.mailbox.1" if given == "a part" else b"other"
     capsule = given if given == "a text" else make(ctypes.addressof(memory), name, None)
     box = SimpleNamespace() if given is None else SimpleNamespace(c_mailbox=capsule)
     step = (0, box, b"h" * 30, b"t" * 26, 8, 0, 0, 0)

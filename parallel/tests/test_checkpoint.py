@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import manyhands_parallel as mp
-from manyhands.errors import DTypeError, SizeMismatchError, UsageError
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.errors import DTypeError, SizeMismatchError, UsageError
+from oneaccord_simulated import run
 
 DTYPES = [
     *(np.dtype(code) for code in "?bBhHiIlLefdFD"),

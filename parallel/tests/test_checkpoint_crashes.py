@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands_parallel.checkpoint import storage
-from manyhands_simulated import Kill, run
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord_parallel.checkpoint import storage
+from oneaccord_simulated import Kill, run
 
 OLD, NEW = {"w": np.arange(5.0), "b": np.zeros(3, "f4"), "n": 1}, {"w": -np.arange(7.0), "b": np.ones(3, "f4"), "n": 2}
 
@@ -223,12 +223,12 @@ def test_a_rank_that_dies_in_a_save_ends_it_and_the_old_checkpoint_stays(tmp_pat
     def program(group):
         try:
             mp.save(split(NEW, group), tmp_path / "c", group)
-        except mh.CommError as error:
+        except oa.CommError as error:
             return type(error)
         return None
 
     done = run(program, 3, faults=Kill(rank=rank, operation=operation, nth=0), check=False)
-    assert [done.results[other] for other in range(3) if other != rank] == [mh.PeerLostError] * 2
+    assert [done.results[other] for other in range(3) if other != rank] == [oa.PeerLostError] * 2
     assert load(tmp_path / "c") == plain(NEW if operation == "broadcast_object" else OLD)
     save_on_three(OLD, tmp_path / "c")
     assert {file.name for file in (tmp_path / "c").iterdir()} == {"metadata.json", *mp.describe(tmp_path / "c").files}
@@ -291,10 +291,10 @@ def test_what_a_killed_save_has_left_gives_its_room_to_the_next(tmp_path, disk):
 PROGRAM = """
 import sys
 import numpy as np
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 
-with mh.init() as group:
+with oa.init() as group:
     with mp.AsyncSaver(sys.argv[1], group, keep=2) as saver:
         first = saver.latest().step + 1 if saver.latest() else 0
         tree = {"w": np.full(200_000, first), "s": mp.ShardedArray.of_range((10,), group.rank * 5, np.full(5, first))}
@@ -310,7 +310,7 @@ with mh.init() as group:
 @pytest.mark.timeout(300)
 def test_processes_killed_at_random_leave_a_whole_checkpoint(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "manyhands", "run", "-n", "2", "--backend", "shm", "train.py", "ckpt"]
+    command = [sys.executable, "-m", "oneaccord", "run", "-n", "2", "--backend", "shm", "train.py", "ckpt"]
     chance, before = random.Random(7), -1
     for _ in range(8):
         job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True)

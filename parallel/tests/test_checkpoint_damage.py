@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import manyhands_parallel as mp
-from manyhands_parallel.checkpoint.metadata import _begin
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord_parallel.checkpoint.metadata import _begin
+from oneaccord_simulated import run
 
 LARGE = np.arange(400_000, dtype="f8")  # three blocks and a bit
 
@@ -142,27 +142,27 @@ def test_a_wrong_file_is_named_on_all_ranks_before_anything_is_written(tmp_path,
     ("content", "error", "said"),
     [
         (None, mp.CheckpointMissingError, "no save into it was completed"),
-        (b"", mp.CheckpointFormatError, "not the metadata of a manyhands checkpoint"),
-        (b'{"state": 1}', mp.CheckpointFormatError, "not the metadata of a manyhands checkpoint"),
+        (b"", mp.CheckpointFormatError, "not the metadata of a oneaccord checkpoint"),
+        (b'{"state": 1}', mp.CheckpointFormatError, "not the metadata of a oneaccord checkpoint"),
         (
-            b'{"format":"manyhands-checkpoint","version":9,"crc32":"00000000","new":1}',
+            b'{"format":"oneaccord-checkpoint","version":9,"crc32":"00000000","new":1}',
             mp.CheckpointFormatError,
-            "version 9 of the format, but this manyhands reads up to 1",
+            "version 9 of the format, but this oneaccord reads up to 1",
         ),
         (
-            b'{"format":"manyhands-checkpoint","version":1,"crc32":"ecea6884","save":"\xff"}',
+            b'{"format":"oneaccord-checkpoint","version":1,"crc32":"ecea6884","save":"\xff"}',
             mp.CheckpointFormatError,
             "does not have the fields of a checkpoint",
         ),
         (
-            b'{"format":"manyhands-checkpoint","version":0,"crc32":"%08x",' % zlib.crc32(_begin("")),
+            b'{"format":"oneaccord-checkpoint","version":0,"crc32":"%08x",' % zlib.crc32(_begin("")),
             mp.CheckpointFormatError,
-            "not the metadata of a manyhands checkpoint",
+            "not the metadata of a oneaccord checkpoint",
         ),
         (
-            b'{"format":"manyhands-checkpoint","version":%s,"crc32":"00000000",}' % (b"9" * 5000),
+            b'{"format":"oneaccord-checkpoint","version":%s,"crc32":"00000000",}' % (b"9" * 5000),
             mp.CheckpointFormatError,
-            "not the metadata of a manyhands checkpoint",
+            "not the metadata of a oneaccord checkpoint",
         ),
     ],
 )

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.forged_checkpoints import body_of, changed, forge, look, save_some, sealed
 
-import manyhands_parallel as mp
-from manyhands.errors import UsageError
-from manyhands_parallel.boxes import Box
-from manyhands_parallel.checkpoint.tiling import tile
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.errors import UsageError
+from oneaccord_parallel.boxes import Box
+from oneaccord_parallel.checkpoint.tiling import tile
+from oneaccord_simulated import run
 
 _FAR = 2**60
 
@@ -187,7 +187,7 @@ def entry(dtype="U8", shape="[8]", offsets="[0,8]", name="x"):
         (entry(shape="[-8]"), "Expected `int` >= 0"),
         (entry(offsets="[-8,0]"), "Expected `int` >= 0"),
         (entry(shape="[9]"), "its shape (9,) takes 9 bytes, and it has bytes 0 to 8"),
-        (entry(dtype="O"), "it has dtype 'O', and manyhands reads BOOL, I8"),
+        (entry(dtype="O"), "it has dtype 'O', and oneaccord reads BOOL, I8"),
         (entry(shape="[0,4611686018427387904]", dtype="F64", offsets="[0,0]"), "no memory can hold"),
         (f"{entry()},{entry(name='y')}", "'y' begins at byte 0 of the data, and 'x' ends at byte 8, so that they overlap"),
         (entry(shape="[4]", offsets="[4,8]"), "'x' begins at byte 4 of the data, and 'the data' begins at byte 0, so that they leave bytes out"),

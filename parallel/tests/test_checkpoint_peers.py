@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import LayoutError
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.errors import LayoutError
+from oneaccord_simulated import run
 
 pytestmark = pytest.mark.peers
 
@@ -205,7 +205,7 @@ def test_the_package_reads_our_files_and_we_read_its(tmp_path):
     assert found["c"].dtype == torch.float64
     assert same(found["__metadata__@"], tree["int8"])
     with safetensors.safe_open(file, "pt") as opened:
-        assert opened.metadata()["manyhands"] in file.name
+        assert opened.metadata()["oneaccord"] in file.name
 
     save_file(tree, tmp_path / "theirs.safetensors", {"some": "text"})
     into = {name: torch.zeros_like(tensor) for name, tensor in tree.items()}

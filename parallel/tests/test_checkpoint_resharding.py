@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyhands_parallel as mp
-from manyhands_parallel.boxes import Box
-from manyhands_parallel.checkpoint.tiling import find_fault, tile
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord_parallel.boxes import Box
+from oneaccord_parallel.checkpoint.tiling import find_fault, tile
+from oneaccord_simulated import run
 
 
 @pytest.fixture(autouse=True, scope="module")

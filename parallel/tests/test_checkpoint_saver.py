@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands_parallel as mp
-from manyhands.errors import ClosedError, CommError, DeadlineError, PeerLostError, UsageError
-from manyhands_parallel.checkpoint import storage
-from manyhands_simulated import Kill, explore, run
+import oneaccord_parallel as mp
+from oneaccord.errors import ClosedError, CommError, DeadlineError, PeerLostError, UsageError
+from oneaccord_parallel.checkpoint import storage
+from oneaccord_simulated import Kill, explore, run
 
 
 def steps(path):

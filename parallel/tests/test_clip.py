@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands.errors import DTypeError, LayoutError, UsageError
-from manyhands_simulated import run
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord.errors import DTypeError, LayoutError, UsageError
+from oneaccord_simulated import run
 
 
 def whole_gradients(dtype="f8"):
@@ -66,7 +66,7 @@ def test_on_a_mesh_each_array_is_divided_along_axes_of_its_own():
     parts = np.arange(1.0, 25).reshape(2, 3, 4)
 
     def clip(group):
-        with mh.DeviceMesh(group, (2, 3), ("dp", "tp")) as mesh:
+        with oa.DeviceMesh(group, (2, 3), ("dp", "tp")) as mesh:
             dp, tp = mesh.coordinates
             places = {"all": {"dp", "tp"}, "tp": "tp", "dp": "dp", "none": "replicated", "too": {"tp", "dp"}}
             grads = {
@@ -177,7 +177,7 @@ def test_each_element_of_a_distributed_array_counts_once(library):
 
     def clip(group):
         given = library.give(whole)
-        with mh.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
+        with oa.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
             grads = {
                 "columns": mp.distribute(given, mesh, [mp.Replicate(), mp.Shard(1)]),
                 "all": mp.distribute(given, mesh, [mp.Shard(0), mp.Shard(1)]),

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import DTypeError, UsageError
+import oneaccord_parallel as mp
+from oneaccord.errors import DTypeError, UsageError
 
 LIKE = {"w": np.zeros((12, 8)), "k": np.zeros((6, 2, 5), "f4"), "b": np.zeros(5)}
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands.errors import DTypeError, SizeMismatchError, UsageError
-from manyhands_parallel import Partial, Replicate, Shard
-from manyhands_parallel.sharded_arrays import Distributed
-from manyhands_simulated import run
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord.errors import DTypeError, SizeMismatchError, UsageError
+from oneaccord_parallel import Partial, Replicate, Shard
+from oneaccord_parallel.sharded_arrays import Distributed
+from oneaccord_simulated import run
 
 R, S, P = Replicate, Shard, Partial
 
@@ -23,7 +23,7 @@ def on_mesh(program, shape, **options):
     """Run ``program(mesh)`` on the ranks of a mesh; return the run."""
 
     def on_rank(group):
-        with mh.DeviceMesh(group, shape) as mesh:
+        with oa.DeviceMesh(group, shape) as mesh:
             return program(mesh)
 
     return run(on_rank, math.prod(shape), **options)
@@ -318,7 +318,7 @@ def test_a_redistribution_that_differs_between_ranks_is_refused_on_every_rank():
         with pytest.raises(UsageError, match=r"to: .*\[Shard\(1\)\] on rank 1"):
             d.redistribute([[R(), S(1)][group.rank]])
         with pytest.raises(UsageError, match="several reductions"):
-            mp.distribute(np.ones(2), mh.DeviceMesh(group, (2, 1)), [P(), P("max")])
+            mp.distribute(np.ones(2), oa.DeviceMesh(group, (2, 1)), [P(), P("max")])
         with pytest.raises(UsageError, match="redistribute it"):
             d.redistribute([P()]).sharded_array()
         with pytest.raises(SizeMismatchError, match=r"shape \(2, 4\), not \(4, 4\)"):

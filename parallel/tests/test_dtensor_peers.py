@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands.errors import DTypeError, LayoutError, UsageError
-from manyhands_parallel import Partial, Replicate, Shard
-from manyhands_simulated import run
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord.errors import DTypeError, LayoutError, UsageError
+from oneaccord_parallel import Partial, Replicate, Shard
+from oneaccord_simulated import run
 
 pytestmark = pytest.mark.peers
 
@@ -24,7 +24,7 @@ def test_each_rank_has_what_a_dtensor_of_torch_has():
     shape, kinds = (7, 3), [(Replicate(), TorchReplicate()), (Shard(0), TorchShard(0)), (Shard(1), TorchShard(1))]
 
     def program(group):
-        with mh.DeviceMesh(group, (2, 3)) as mesh:
+        with oa.DeviceMesh(group, (2, 3)) as mesh:
             for chosen in itertools.product(kinds, repeat=2):
                 ours, theirs = zip(*chosen, strict=True)
                 d = mp.distribute(np.zeros(shape), mesh, ours)
@@ -49,7 +49,7 @@ def test_a_chain_stays_in_its_library_and_keeps_its_values(library, dtype):
         x = jnp.asarray(numbers).astype(dtype if dtype != "int64" else "int32")
 
     def program(group):
-        with mh.DeviceMesh(group, (2, 2)) as mesh:
+        with oa.DeviceMesh(group, (2, 2)) as mesh:
             d = mp.distribute(x, mesh, [Shard(0), Shard(0)])
             for target in ([Shard(1), Shard(0, [4, 1])], [Partial(), Shard(1)], [Replicate(), Partial()], [Shard(0)] * 2):
                 d = d.redistribute(target)

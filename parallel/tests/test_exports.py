@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-import manyhands_parallel as mp
+import oneaccord_parallel as mp
 
 
 def test_the_modules_for_a_library_do_not_import_it():
-    program = "import sys, manyhands_parallel as mp; mp.torch.Stage, mp.jax.Stage; print({'torch', 'jax'} & sys.modules.keys())"
+    program = "import sys, oneaccord_parallel as mp; mp.torch.Stage, mp.jax.Stage; print({'torch', 'jax'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"
 

@@ -10,10 +10,10 @@ from support.device_worlds import gpus, ranks
 from support.fake_gpu import fake_cuda
 from support.fake_gpu import fake_cupy as cupy
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands.errors import UsageError
-from manyhands_simulated import run
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord.errors import UsageError
+from oneaccord_simulated import run
 
 __all__ = ["gpus"]
 
@@ -136,7 +136,7 @@ def test_checkpoints_of_one_world_are_loaded_on_gpus_and_on_the_host(tmp_path):
     whole = np.arange(24.0).reshape(8, 3)
 
     def program(group):
-        with mh.DeviceMesh(group, (2, 2)) as mesh, cupy.cuda.Stream(non_blocking=True):
+        with oa.DeviceMesh(group, (2, 2)) as mesh, cupy.cuda.Stream(non_blocking=True):
             d = mp.distribute(cupy.asarray(whole) * 2, mesh, [mp.Shard(0), mp.Shard(1)])
             tree = {"d": d, "own": mp.PerRank(cupy.full(3, group.rank)), "same": cupy.asarray(whole) + 1}
             mp.save(tree, tmp_path / "now", group)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from support.gradient_oracles import mean, same_bits
 from support.worlds import must, thread_world
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands.errors import AbortedError, CommError, DTypeError, LayoutError, PeerLostError, SizeMismatchError, UsageError
-from manyhands_simulated import Kill, random_faults
-from manyhands_simulated import run as simulated
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord.errors import AbortedError, CommError, DTypeError, LayoutError, PeerLostError, SizeMismatchError, UsageError
+from oneaccord_simulated import Kill, random_faults
+from oneaccord_simulated import run as simulated
 
 SHAPES = {"a": (3, 5), "b": (), "c": (7,), "d": (0, 2), "e": (2, 2, 2), "f": (11,)}
 PARAMETERS = {name: np.zeros(shape, "f8" if name in "ce" else "f4") for name, shape in SHAPES.items()}
@@ -506,15 +506,15 @@ def test_steps_of_two_syncs_in_another_order_on_one_rank_are_found_on_all(world)
 
 
 def test_a_step_without_with_is_told():
-    with mh.init() as group, pytest.warns(RuntimeWarning, match="a step was made but never begun: write `with"):
+    with oa.init() as group, pytest.warns(RuntimeWarning, match="a step was made but never begun: write `with"):
         mp.GradientSync(group, {"w": np.zeros(3)}).step(weight=2)
 
 
 def test_no_gradients_have_no_weight_and_what_is_no_group_is_told():
-    with mh.init() as group, pytest.raises(UsageError, match="there are no gradients, so their weight must be 0, not 3"):
+    with oa.init() as group, pytest.raises(UsageError, match="there are no gradients, so their weight must be 0, not 3"):
         mp.GradientSync(group, {"w": np.zeros(3)})(None, weight=3)
     for wrong in (None, {"w": np.zeros(3)}):
-        with pytest.raises(UsageError, match=r"expected a Group, such as mh.init\(\) returns, not a"):
+        with pytest.raises(UsageError, match=r"expected a Group, such as oa.init\(\) returns, not a"):
             mp.GradientSync(wrong, {"w": np.zeros(3)})
 
 
@@ -525,7 +525,7 @@ def test_the_parts_of_distributed_arrays_are_averaged():
     whole = np.arange(6.0).reshape(2, 3)
 
     def program(group):
-        with mh.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
+        with oa.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
             params = {"w": mp.distribute(whole, mesh, [mp.Replicate(), mp.Shard(1)]), "b": np.zeros(2)}
             sync = mp.GradientSync(mesh.group("dp"), like=params)
             dp = mesh.coordinates[0]

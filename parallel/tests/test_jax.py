@@ -10,7 +10,7 @@ import pytest
 from support.gradient_oracles import mean, same_bits
 from support.peer_worlds import run_ranks
 
-import manyhands_parallel as mp
+import oneaccord_parallel as mp
 
 pytestmark = pytest.mark.peers
 
@@ -43,12 +43,12 @@ def test_trees_of_jax_arrays_come_back_as_new_ones_with_the_bits_of_one_process(
 
 COMPILED = """
 import jax, jax.numpy as jnp
-import manyhands_parallel as mp
+import oneaccord_parallel as mp
 
 def loss(params, x):
     return jnp.square(x @ params["w"] + params["b"]).mean()
 
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     params = {"w": jnp.full((300, 400), group.rank + 1.0), "b": jnp.zeros(400), "unused": jnp.ones(3)}
     params, sync = mp.jax.data_parallel(params, group, bucket_bytes=100_000)
 
@@ -99,9 +99,9 @@ def test_inside_of_jit_each_run_is_a_step(tmp_path, backend):
 
 BACKGROUND = """
 import jax, jax.numpy as jnp
-import manyhands_parallel as mp
+import oneaccord_parallel as mp
 
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     params, sync = mp.jax.data_parallel(jnp.full((400, 400), 0.01), group)
     assert mp.jax.data_parallel(jnp.ones(2), group)[1].group is sync.group
     x = jnp.ones((200, 400)) * (1 + group.rank)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from support.worlds import thread_world
 
-import manyhands_parallel as mp
-from manyhands.errors import CollectiveMismatchError, DTypeError, SizeMismatchError, UsageError
-from manyhands_parallel.trees import named
-from manyhands_simulated import explore, run
+import oneaccord_parallel as mp
+from oneaccord.errors import CollectiveMismatchError, DTypeError, SizeMismatchError, UsageError
+from oneaccord_parallel.trees import named
+from oneaccord_simulated import explore, run
 
 ROWS = [3, 0, 5, 1]
 # The axis of the channels, the axis of the rows, and the shape of a batch without it.

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import UsageError
+import oneaccord_parallel as mp
+from oneaccord.errors import UsageError
 
 
 def reference(optimizer, param, gradients):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands_parallel as mp
-from manyhands.errors import UsageError
+import oneaccord_parallel as mp
+from oneaccord.errors import UsageError
 
 pytestmark = pytest.mark.peers
 

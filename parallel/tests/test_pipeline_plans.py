@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import manyhands_parallel as mp
-from manyhands.api import NETWORKS, Paths
-from manyhands.errors import PluginError, UsageError
-from manyhands_parallel.pipeline import schedules
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.api import NETWORKS, Paths
+from oneaccord.errors import PluginError, UsageError
+from oneaccord_parallel.pipeline import schedules
+from oneaccord_simulated import run
 
 SIZES = [(stages, microbatches) for stages in range(1, 9) for microbatches in (1, 2, 3, 5, 8, 16)]
 INTERLEAVED = [(stages, turns * stages, virtual) for stages in range(1, 9) for turns in (1, 2, 3) for virtual in (1, 2, 3)]

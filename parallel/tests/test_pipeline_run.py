@@ -11,15 +11,15 @@ import pytest
 from support.waiting import until
 from support.worlds import must, thread_world
 
-import manyhands_parallel as mp
-from manyhands.errors import (
+import oneaccord_parallel as mp
+from oneaccord.errors import (
     AbortedError,
     InvalidWorldSizeError,
     PeerLostError,
     SizeMismatchError,
     UsageError,
 )
-from manyhands_simulated import Kill, explore, run
+from oneaccord_simulated import Kill, explore, run
 
 F, B = "forward", "backward"
 V_SHAPED = mp.Plan(  # the first rank has the first and the last layer

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.worlds import must, thread_world
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands.api import Group
-from manyhands_parallel.rpc.exchange import Exchange
-from manyhands_simulated import Kill, Pause
-from manyhands_simulated.running import Simulation
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord.api import Group
+from oneaccord_parallel.rpc.exchange import Exchange
+from oneaccord_simulated import Kill, Pause
+from oneaccord_simulated.running import Simulation
 
 _SOON_S = 30.0
 """More than anything here takes, so that only a hang ends by it."""
@@ -96,14 +96,14 @@ def test_what_can_travel_comes_back_as_it_was() -> None:
         values.append(value)
 
     collect()
-    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"same": lambda *x: x}) as svc:
+    with oa.init(rank=0, world_size=1) as group, mp.Service(group, {"same": lambda *x: x}) as svc:
         assert svc.call(0, "same", *values).wait() == values
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", ">i4", "complex128", "bfloat16"])
 def test_arrays_keep_their_dtype(dtype: str) -> None:
     array = np.zeros((2, 0, 3), dtype) if dtype != "bfloat16" else np.ones(3, pytest.importorskip("ml_dtypes").bfloat16)
-    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"same": lambda x: x}) as svc:
+    with oa.init(rank=0, world_size=1) as group, mp.Service(group, {"same": lambda x: x}) as svc:
         came = svc.call(0, "same", array).wait()
     assert (came.dtype, came.shape) == (array.dtype, array.shape)
 
@@ -153,23 +153,23 @@ def test_large_arrays_may_be_changed_at_once(rank: int, backend: str, monkeypatc
 
 def test_wrong_calls_are_refused_and_the_service_goes_on() -> None:
     def program(svc: mp.Service) -> None:
-        with pytest.raises(mh.UsageError, match="rank 1 has no function 'sub'; it has 'add', 'an_object', 'fail'"):
+        with pytest.raises(oa.UsageError, match="rank 1 has no function 'sub'; it has 'add', 'an_object', 'fail'"):
             svc.call(1, "sub")
-        with pytest.raises(mh.UsageError, match=r"rank 1 has no function \['add'\]; it has"):
+        with pytest.raises(oa.UsageError, match=r"rank 1 has no function \['add'\]; it has"):
             svc.call(1, ["add"])  # type: ignore[call-overload]
-        with pytest.raises(mh.InvalidRankError, match=r"from 0 to 1, not 2"):
+        with pytest.raises(oa.InvalidRankError, match=r"from 0 to 1, not 2"):
             svc.call(2, "add")
-        with pytest.raises(mh.UsageError, match=r"'add' takes \(a: .*b: .*=.*10\).*unexpected keyword argument 'c'"):
+        with pytest.raises(oa.UsageError, match=r"'add' takes \(a: .*b: .*=.*10\).*unexpected keyword argument 'c'"):
             svc.call(1, "add", 1, c=2).wait()
-        with pytest.raises(mh.UsageError, match="the argument 'point' of 'moved' does not fit"):
+        with pytest.raises(oa.UsageError, match="the argument 'point' of 'moved' does not fit"):
             svc.call(1, "moved", [1], 2).wait()
-        with pytest.raises(mh.UsageError, match=r"the result of 'add' on rank 1 does not fit .*`str`"):
+        with pytest.raises(oa.UsageError, match=r"the result of 'add' on rank 1 does not fit .*`str`"):
             svc.call(1, "add", 1, 2, type=str).wait()
         with pytest.raises(
-            mh.UsageError, match=r"an argument of the call of 'add' on rank 1 cannot travel: it holds an object of type object"
+            oa.UsageError, match=r"an argument of the call of 'add' on rank 1 cannot travel: it holds an object of type object"
         ):
             svc.call(1, "add", object())
-        with pytest.raises(mh.UsageError, match="the result of 'an_object' on rank 1 cannot travel"):
+        with pytest.raises(oa.UsageError, match="the result of 'an_object' on rank 1 cannot travel"):
             svc.call(1, "an_object").wait()
         assert svc.call(1, "add", 1).wait() == 11
 
@@ -202,7 +202,7 @@ def test_whatever_a_function_raises_comes_to_its_caller_and_the_service_goes_on(
     def raises() -> None:
         raise kind
 
-    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"raises": raises, "add": add}, timeout_s=_SOON_S) as svc:
+    with oa.init(rank=0, world_size=1) as group, mp.Service(group, {"raises": raises, "add": add}, timeout_s=_SOON_S) as svc:
         with pytest.raises(mp.RemoteError, match=f"'raises' on rank 0 raised {kind.__name__}: "):
             svc.call(0, "raises").wait()
         assert svc.call(0, "add", 1).wait() == 11
@@ -213,29 +213,29 @@ def test_an_array_that_cannot_be_is_refused() -> None:
     forged = msgspec.msgpack.Ext(77, len(about).to_bytes(2, "little") + about)
 
     def program(svc: mp.Service) -> None:
-        with pytest.raises(mh.UsageError, match="the result of 'forged' on rank 0 does not fit its type"):
+        with pytest.raises(oa.UsageError, match="the result of 'forged' on rank 0 does not fit its type"):
             svc.call(0, "forged").wait()
 
-    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"forged": lambda: forged}) as svc:
+    with oa.init(rank=0, world_size=1) as group, mp.Service(group, {"forged": lambda: forged}) as svc:
         program(svc)
 
 
 @pytest.mark.parametrize("timeout_s", ["1", 0, float("nan"), True])
 def test_a_timeout_is_a_number_of_seconds(timeout_s: Any) -> None:
-    with mh.init(rank=0, world_size=1) as group, mp.Service(group, FUNCTIONS) as svc:
+    with oa.init(rank=0, world_size=1) as group, mp.Service(group, FUNCTIONS) as svc:
         for waits in (lambda: svc.call(0, "add", 1).wait(timeout_s), lambda: svc.close(timeout_s=timeout_s)):
-            with pytest.raises(mh.UsageError, match="timeout_s must be a positive, finite number of seconds"):
+            with pytest.raises(oa.UsageError, match="timeout_s must be a positive, finite number of seconds"):
                 waits()
 
 
 def test_nothing_larger_than_max_bytes_travels() -> None:
     def program(svc: mp.Service) -> None:
         before = svc.objects
-        with pytest.raises(mh.SizeMismatchError, match=r"the call of 'add' on rank 1 has .* bytes, and at most 1000"):
+        with pytest.raises(oa.SizeMismatchError, match=r"the call of 'add' on rank 1 has .* bytes, and at most 1000"):
             svc.call(1, "add", bytes(1000))
-        with pytest.raises(mh.SizeMismatchError, match=r"the result of 'zeros' on rank 1 has .* bytes"):
+        with pytest.raises(oa.SizeMismatchError, match=r"the result of 'zeros' on rank 1 has .* bytes"):
             svc.call(1, "zeros", 125).wait()
-        with pytest.raises(mh.SizeMismatchError, match=r"the call of 'add' on rank 1 has 8000\d\d bytes"):
+        with pytest.raises(oa.SizeMismatchError, match=r"the call of 'add' on rank 1 has 8000\d\d bytes"):
             svc.call(1, "add", np.zeros(100_000))
         assert svc.call(1, "zeros", 100, type=np.ndarray).wait().nbytes == 800
         assert svc.objects == before
@@ -245,7 +245,7 @@ def test_nothing_larger_than_max_bytes_travels() -> None:
 
 def test_the_ranks_agree_on_max_bytes() -> None:
     def body(group: Group) -> str:
-        with pytest.raises(mh.UsageError) as caught:
+        with pytest.raises(oa.UsageError) as caught:
             mp.Service(group, {}, max_bytes=100 + group.rank)
         assert group.all_reduce(1) == 2
         return str(caught.value)
@@ -257,7 +257,7 @@ def test_the_ranks_agree_on_max_bytes() -> None:
 def test_what_is_wrong_on_one_rank_is_told_on_all(name: str) -> None:
     def body(group: Group) -> str:
         functions: Any = {name: add} if group.rank == 1 else FUNCTIONS
-        with pytest.raises(mh.UsageError) as caught:
+        with pytest.raises(oa.UsageError) as caught:
             mp.Service(group, functions)
         return str(caught.value)
 
@@ -268,7 +268,7 @@ def test_what_is_wrong_on_one_rank_is_told_on_all(name: str) -> None:
 
 
 def test_a_service_needs_a_group() -> None:
-    with pytest.raises(mh.UsageError, match="expected a Group"):
+    with pytest.raises(oa.UsageError, match="expected a Group"):
         mp.Service(None, {})  # type: ignore[arg-type]
 
 
@@ -280,14 +280,14 @@ def test_a_late_reply_is_an_error_of_its_caller_alone() -> None:
             if group.rank == 0:
                 late = svc.call(1, "wait", timeout_s=0.02)
                 other = svc.call(1, "wait")
-                with pytest.raises(mh.DeadlineError, match=r"the call of 'wait' on rank 1 had no reply within 0.02 s"):
+                with pytest.raises(oa.DeadlineError, match=r"the call of 'wait' on rank 1 had no reply within 0.02 s"):
                     late.wait()
-                with pytest.raises(mh.DeadlineError, match="the call continues"):
+                with pytest.raises(oa.DeadlineError, match="the call continues"):
                     other.wait(timeout_s=0.01)
                 assert svc.call(1, "add", 1).wait() == 11
                 may_end.set()
                 assert other.wait() is True
-                with pytest.raises(mh.DeadlineError):  # it stays so, although the reply has come meanwhile
+                with pytest.raises(oa.DeadlineError):  # it stays so, although the reply has come meanwhile
                     late.wait()
 
     must(thread_world(body, 2, "tcp"))
@@ -299,14 +299,14 @@ def test_a_large_call_of_a_rank_that_is_stopped_is_late_and_no_more() -> None:
     def body(group: Group) -> None:
         with mp.Service(group, {"length": len}) as svc:
             if group.rank == 0:
-                mh.sleep(2)
+                oa.sleep(2)
                 reply = svc.call(1, "length", bytes(1 << 20), timeout_s=0.02)  # it does not wait for rank 1 to take it
-                with pytest.raises(mh.DeadlineError) as caught:
+                with pytest.raises(oa.DeadlineError) as caught:
                     reply.wait()
                 late.append(caught.value.peer)
                 raise KeyError
 
-    done = Simulation(2, faults=[Pause(rank=1, at_s=1)]).execute(lambda _: body(mh.init()))
+    done = Simulation(2, faults=[Pause(rank=1, at_s=1)]).execute(lambda _: body(oa.init()))
     assert isinstance(done.errors[0], KeyError)
     assert late == [1]
 
@@ -319,13 +319,13 @@ def test_a_caller_that_is_stopped_keeps_no_other_from_being_served() -> None:
             if group.rank == 2:
                 for _ in range(3):
                     svc.call(1, "zeros", 1 << 17)
-                mh.sleep(10)
+                oa.sleep(10)
             if group.rank == 0:
-                mh.sleep(5)
+                oa.sleep(5)
                 served.append(svc.call(1, "add", 1, timeout_s=_SOON_S).wait())
                 raise KeyError
 
-    Simulation(3, faults=[Pause(rank=2, operation="sleep")]).execute(lambda _: body(mh.init()))
+    Simulation(3, faults=[Pause(rank=2, operation="sleep")]).execute(lambda _: body(oa.init()))
     assert served == [11]
 
 
@@ -361,7 +361,7 @@ def test_many_threads_call_at_once() -> None:
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_no_more_functions_run_than_there_are_threads(threads: int) -> None:
-    with mh.init(rank=0, world_size=1) as group:
+    with oa.init(rank=0, world_size=1) as group:
         running, may_end = threading.Semaphore(0), threading.Event()
 
         def work() -> None:
@@ -381,7 +381,7 @@ def test_no_more_functions_run_than_there_are_threads(threads: int) -> None:
 
 
 def test_a_call_that_comes_as_the_only_worker_goes_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands_parallel.rpc.exchange._IDLE_S", 0.001)
+    monkeypatch.setattr("oneaccord_parallel.rpc.exchange._IDLE_S", 0.001)
     group = SimpleNamespace(rank=0, world_size=1)
     exchange = Exchange(group, 1, take=lambda *_: None, fail=lambda _: None)  # type: ignore[arg-type]
     lock, releases, done = exchange.lock, [], threading.Event()
@@ -468,7 +468,7 @@ def test_a_closed_service_says_so() -> None:
         with mp.Service(group, FUNCTIONS) as svc:
             pass
         svc.close()
-        with pytest.raises(mh.ClosedError, match="the service was closed"):
+        with pytest.raises(oa.ClosedError, match="the service was closed"):
             svc.call(0, "add", 1)
 
     must(thread_world(body, 2, "tcp"))
@@ -490,7 +490,7 @@ def test_a_service_may_be_idle_for_longer_than_a_call_may_last() -> None:
         with mp.Service(group, FUNCTIONS) as svc:
             if group.rank == 1:
                 return None
-            mh.sleep(3600)  # the config's timeout_s is 20 s here, and rank 1 waits in close()
+            oa.sleep(3600)  # the config's timeout_s is 20 s here, and rank 1 waits in close()
             return svc.call(1, "add", 1).wait()
 
     assert must(thread_world(body, 2, "simulated")) == [11, None]
@@ -500,7 +500,7 @@ def test_a_dead_rank_is_named_on_every_call() -> None:
     found: dict[int, str] = {}
 
     def hang(svc: mp.Service) -> None:
-        mh.sleep(100)
+        oa.sleep(100)
 
     def body(group: Group) -> None:
         with mp.Service(group, {"hang": hang}) as svc:
@@ -509,14 +509,14 @@ def test_a_dead_rank_is_named_on_every_call() -> None:
                 for number, reply in enumerate(replies):
                     try:
                         reply.wait()
-                    except mh.PeerLostError as error:
+                    except oa.PeerLostError as error:
                         found[number] = str(error)
             svc.close()
 
-    done = Simulation(3, faults=[Kill(rank=1, at_s=5)]).execute(lambda _: body(mh.init()))
+    done = Simulation(3, faults=[Kill(rank=1, at_s=5)]).execute(lambda _: body(oa.init()))
     assert found.keys() == {0, 1}
     assert all("rank 1 was lost" in text for text in found.values())
-    assert isinstance(done.errors[2], mh.PeerLostError)
+    assert isinstance(done.errors[2], oa.PeerLostError)
 
 
 @pytest.mark.long
@@ -524,14 +524,14 @@ def test_a_call_of_a_rank_that_stands_still_ends_in_time() -> None:
     def body(group: Group) -> None:
         with mp.Service(group, {"add": add}) as svc:
             if group.rank == 0:
-                mh.sleep(1)
+                oa.sleep(1)
                 late = svc.call(1, "add", np.ones(100_000), timeout_s=0.1)
                 again = svc.call(1, "add", np.ones(100_000), timeout_s=1000)
-                with pytest.raises(mh.DeadlineError, match=r"no reply within 0.1 s"):
+                with pytest.raises(oa.DeadlineError, match=r"no reply within 0.1 s"):
                     late.wait()
                 np.testing.assert_array_equal(again.wait(), np.full(100_000, 11.0))
 
-    done = Simulation(2, faults=[Pause(rank=1, at_s=0.5, for_s=100)]).execute(lambda _: body(mh.init()))
+    done = Simulation(2, faults=[Pause(rank=1, at_s=0.5, for_s=100)]).execute(lambda _: body(oa.init()))
     assert done.errors == {}
 
 
@@ -543,4 +543,4 @@ def test_an_exception_in_the_block_ends_the_job() -> None:
 
     outcomes = thread_world(body, 2, "tcp")
     assert isinstance(outcomes[0], KeyError)
-    assert isinstance(outcomes[1], mh.AbortedError)
+    assert isinstance(outcomes[1], oa.AbortedError)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands.api import Group
-from manyhands_simulated import Kill
-from manyhands_simulated.running import Simulation
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord.api import Group
+from oneaccord_simulated import Kill
+from oneaccord_simulated.running import Simulation
 
 _SOON_S = 30.0
 
@@ -81,22 +81,22 @@ def test_methods_arguments_and_copies() -> None:
         assert ref.call("add", 2, times=3).wait() == 11
         assert svc.call(1, "value", ref).wait() == 11
         assert svc.call(1, "value", counter=ref).wait() == 11
-        with pytest.raises(mh.UsageError, match="cannot travel"):
+        with pytest.raises(oa.UsageError, match="cannot travel"):
             ref.get()
-        with pytest.raises(mh.UsageError, match="the Counter on rank 1 has no method 'sub'"):
+        with pytest.raises(oa.UsageError, match="the Counter on rank 1 has no method 'sub'"):
             ref.call("sub").wait()
-        with pytest.raises(mh.UsageError, match="underscore"):
+        with pytest.raises(oa.UsageError, match="underscore"):
             ref.call("_secret")
-        with pytest.raises(mh.UsageError, match=r"a method's name .* not 5"):
+        with pytest.raises(oa.UsageError, match=r"a method's name .* not 5"):
             ref.call(5)  # type: ignore[call-overload]
-        with pytest.raises(mh.UsageError, match="the argument 'by' of 'add' does not fit"):
+        with pytest.raises(oa.UsageError, match="the argument 'by' of 'add' does not fit"):
             ref.call("add", "x").wait()
-        with pytest.raises(mh.UsageError, match="missing a required argument: 'start'"):
+        with pytest.raises(oa.UsageError, match="missing a required argument: 'start'"):
             svc.remote(1, "make")
         assert svc.remote(1, "settings").get(type=dict[str, int]) == {"a": 1}
         own = svc.remote(0, "make", 1)
         assert own.get().add(1) == 2
-        with pytest.raises(mh.UsageError, match="cannot travel"):
+        with pytest.raises(oa.UsageError, match="cannot travel"):
             svc.call(1, "value", [ref])
 
     World().run(program)
@@ -161,7 +161,7 @@ def test_close_lets_go_of_what_is_still_referred_to() -> None:
 
     world.run(program)
     assert world.gone[1].wait(_SOON_S)
-    with pytest.raises(mh.ClosedError, match="its references with it"):
+    with pytest.raises(oa.ClosedError, match="its references with it"):
         refs[0].get()
 
 
@@ -173,15 +173,15 @@ def test_a_failure_lets_go_of_what_others_referred_to() -> None:
         svc = mp.Service(group, world.functions(group))
         own, other = (svc.remote(rank, "make", 5) for rank in (group.rank, (group.rank + 1) % 3))
         try:
-            mh.sleep(10)
+            oa.sleep(10)
             other.call("add", 1).wait()
-        except mh.PeerLostError:
+        except oa.PeerLostError:
             left[group.rank] = svc.objects
-            with pytest.raises(mh.PeerLostError):
+            with pytest.raises(oa.PeerLostError):
                 own.get()
         return own, other
 
-    Simulation(3, faults=[Kill(rank=1, at_s=5)]).execute(lambda _: body(mh.init()))
+    Simulation(3, faults=[Kill(rank=1, at_s=5)]).execute(lambda _: body(oa.init()))
     assert left == {0: 0, 2: 0}
     assert world.gone[0].wait(_SOON_S)
     assert world.gone[2].wait(_SOON_S)
@@ -195,6 +195,6 @@ def test_a_service_that_is_left_by_an_exception_lets_go_of_its_objects() -> None
             svc.kept = svc.remote(0, "make", 5)  # type: ignore[attr-defined]
             raise LookupError
 
-    with mh.init(rank=0, world_size=1) as group, pytest.raises(LookupError):
+    with oa.init(rank=0, world_size=1) as group, pytest.raises(LookupError):
         leave(group)
     assert world.gone[0].wait(_SOON_S)

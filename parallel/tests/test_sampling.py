@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import manyhands_parallel as mp
-from manyhands.errors import UsageError
+import oneaccord_parallel as mp
+from oneaccord.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands_simulated import run
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord_simulated import run
 
 STRATEGIES = ["full", "grad", "none"]
 
@@ -81,7 +81,7 @@ def same_bits(one, other):
 
 def test_hybrid_shards_within_an_axis_and_averages_over_the_other(library):
     def program(group):
-        with mh.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
+        with oa.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
             store = mp.Sharded(library.give({"w": np.zeros(4)}), mesh, mp.Hybrid("dp", "local"))
             node = mesh.coordinates[0]
             with store.step():
@@ -118,7 +118,7 @@ def test_the_roots_values_win_and_the_others_need_no_memory_for_theirs(strategy)
 
 def test_hybrid_takes_the_values_of_any_root():
     def program(group):
-        with mh.DeviceMesh(group, (2, 3), ("dp", "local")) as mesh:
+        with oa.DeviceMesh(group, (2, 3), ("dp", "local")) as mesh:
             store = mp.Sharded({"w": np.full(7, float(group.rank))}, mesh, mp.Hybrid("dp", "local"), root=4)
             return store.full()["w"].tolist()
 
@@ -206,7 +206,7 @@ def test_hybrid_sums_in_two_stages():
     params, sgd, weights = make_params(SIZES), mp.SGD(0.1), [1, 2, 3, 4, 5, 6]
 
     def program(group):
-        with mh.DeviceMesh(group, (2, 3), ("dp", "local")) as mesh:
+        with oa.DeviceMesh(group, (2, 3), ("dp", "local")) as mesh:
             store = mp.Sharded(params, mesh, mp.Hybrid(replicate="dp", shard="local"))
             return train(store, sgd, 1, group.rank, weights[group.rank])
 
@@ -315,7 +315,7 @@ def test_mixed_precision_gathers_and_reduces_in_its_own_dtypes(library):
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "hybrid"])
 def test_the_norm_of_a_store_counts_each_element_once(strategy, library):
     def program(group):
-        with mh.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
+        with oa.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
             where = {"hybrid": (mesh, mp.Hybrid("dp", "local"))}.get(strategy, (group, strategy))
             store = mp.Sharded(library.give({"w": np.zeros(2), "b": np.zeros(3)}), *where)
             with store.step():

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import manyhands_parallel as mp
-from manyhands.errors import DTypeError, SizeMismatchError
+import oneaccord_parallel as mp
+from oneaccord.errors import DTypeError, SizeMismatchError
 
 
 @given(st.lists(st.integers(1, 4), max_size=4), st.data())

@@ -7,17 +7,17 @@ import re
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands.errors import CommError, DTypeError, ManyHandsError, PeerLostError, SizeMismatchError, UsageError
-from manyhands_simulated import Kill, explore, run
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord.errors import CommError, DTypeError, OneAccordError, PeerLostError, SizeMismatchError, UsageError
+from oneaccord_simulated import Kill, explore, run
 
 
 def fails(action):
     """What an action raises, as its type and text."""
     try:
         action()
-    except ManyHandsError as error:
+    except OneAccordError as error:
         return type(error), str(error)
     raise AssertionError("nothing was raised")
 
@@ -248,7 +248,7 @@ def test_an_optimizer_that_keeps_what_no_checkpoint_can_hold_is_told():
 
 def test_a_mesh_is_for_hybrid_alone():
     def program(group):
-        with mh.DeviceMesh(group, (2, 1), ("dp", "local")) as mesh:
+        with oa.DeviceMesh(group, (2, 1), ("dp", "local")) as mesh:
             for strategy, said in [
                 ("full", r"takes a group, such as mesh.group\('dp'\)"),
                 (mp.Hybrid("dp", 0), "both are 'dp'"),

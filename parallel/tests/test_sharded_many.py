@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord_simulated import run
 
 
 def calls(action):

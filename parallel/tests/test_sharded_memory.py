@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.waiting import until
 
-import manyhands as mh
-import manyhands_parallel as mp
-from manyhands_simulated import run
+import oneaccord as oa
+import oneaccord_parallel as mp
+from oneaccord_simulated import run
 
 UNITS, SIZE, RANKS = 5, 240, 4
 """Units of equal size, which the number of ranks divides."""
@@ -65,7 +65,7 @@ def test_peak_of_a_training_step_with_adam(strategy, expected):
     def program(group):
         params = {f"layer{k}": np.broadcast_to(np.float32(1), SIZE) for k in range(UNITS)}
         if strategy == "hybrid":
-            with mh.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
+            with oa.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
                 return steady(group, most, train_step, mp.Sharded(params, mesh, mp.Hybrid("dp", "local")), mp.Adam())
         return steady(group, most, train_step, mp.Sharded(params, group, strategy), mp.Adam())
 

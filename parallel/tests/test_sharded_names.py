@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import UsageError
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.errors import UsageError
+from oneaccord_simulated import run
 
 
 def zeros_of(params):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import DTypeError, SizeMismatchError, UsageError
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.errors import DTypeError, SizeMismatchError, UsageError
+from oneaccord_simulated import run
 
 PARAMS = {
     "l0": {"w": np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5), "b": np.zeros(5, np.float32)},

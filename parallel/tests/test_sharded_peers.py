@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands_parallel as mp
-from manyhands.errors import LayoutError, UsageError
+import oneaccord_parallel as mp
+from oneaccord.errors import LayoutError, UsageError
 
 SHAPES = {"l0": {"w": (3, 5), "b": (5,)}, "l1": {"w": (5, 1)}}
 

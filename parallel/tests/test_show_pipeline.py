@@ -1,16 +1,16 @@
-"""``manyhands show pipeline``."""
+"""``oneaccord show pipeline``."""
 
 from __future__ import annotations
 
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.cli.main import main
+import oneaccord_parallel as mp
+from oneaccord.cli.main import main
 
 
 @pytest.fixture
 def call(capsys, monkeypatch):
-    """Run ``manyhands show pipeline`` with some words; return the exit code and all that it said."""
+    """Run ``oneaccord show pipeline`` with some words; return the exit code and all that it said."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*words):

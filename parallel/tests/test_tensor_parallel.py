@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import CollectiveMismatchError, DTypeError, SizeMismatchError, UsageError
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.errors import CollectiveMismatchError, DTypeError, SizeMismatchError, UsageError
+from oneaccord_simulated import run
 
 WORLDS = [1, 3, 5]
 TOKENS, BATCH, K, HIDDEN, N = 6, 2, 3, 7, 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import UnsupportedError, UsageError
-from manyhands_parallel import torch as tp
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.errors import UnsupportedError, UsageError
+from oneaccord_parallel import torch as tp
+from oneaccord_simulated import run
 
 pytestmark = pytest.mark.peers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord_simulated import run
 
 TOKENS, BATCH, WIDTH, HEADS, SIZE, HIDDEN, WORDS = 5, 2, 6, 3, 2, 7, 11
 SHAPES = {

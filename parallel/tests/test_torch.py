@@ -10,9 +10,9 @@ from support.gradient_oracles import canonical, mean, same_bits
 from support.peer_worlds import run_ranks
 from support.worlds import must, thread_world
 
-import manyhands_parallel as mp
-from manyhands.errors import LayoutError, PeerLostError, UnsupportedError, UsageError
-from manyhands_simulated import Kill
+import oneaccord_parallel as mp
+from oneaccord.errors import LayoutError, PeerLostError, UnsupportedError, UsageError
+from oneaccord_simulated import Kill
 
 pytestmark = pytest.mark.peers
 
@@ -338,7 +338,7 @@ AGAINST_DDP = """
 import contextlib
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-import manyhands_parallel as mp
+import oneaccord_parallel as mp
 
 torch.set_num_threads(1)
 
@@ -351,7 +351,7 @@ class Net(torch.nn.Module):
         x = torch.relu(self.norm(self.first(x)))
         return self.last(self.rare(x) if rare else x)
 
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     dist.init_process_group("gloo", init_method="file://" + os.path.abspath("meet"), rank=group.rank, world_size=group.world_size)
     torch.manual_seed(group.rank)
     ours, theirs = Net(), Net()
@@ -397,10 +397,10 @@ POWER = """
 import torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel as DDP
-import manyhands_parallel as mp
+import oneaccord_parallel as mp
 
 torch.set_num_threads(1)
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     dist.init_process_group("gloo", init_method="file://" + os.path.abspath("meet"), rank=group.rank, world_size=group.world_size)
     ours, theirs = torch.nn.Linear(12, 10), torch.nn.Linear(12, 10)
     sync = mp.torch.data_parallel(ours, group, compress=mp.compress.PowerSGD(2, min_compression_rate=0))

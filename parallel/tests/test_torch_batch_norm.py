@@ -8,9 +8,9 @@ import io
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import UnsupportedError, UsageError
-from manyhands_simulated import run
+import oneaccord_parallel as mp
+from oneaccord.errors import UnsupportedError, UsageError
+from oneaccord_simulated import run
 
 pytestmark = pytest.mark.peers
 

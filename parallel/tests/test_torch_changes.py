@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.gradient_oracles import mean, same_bits
 
-import manyhands_parallel as mp
-from manyhands.errors import LayoutError, UnsupportedError, UsageError
+import oneaccord_parallel as mp
+from oneaccord.errors import LayoutError, UnsupportedError, UsageError
 
 pytestmark = pytest.mark.peers
 

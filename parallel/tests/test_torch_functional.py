@@ -6,9 +6,9 @@ import weakref
 
 import pytest
 
-import manyhands_parallel as mp
-from manyhands.errors import UsageError
-from manyhands_parallel.torch import functional
+import oneaccord_parallel as mp
+from oneaccord.errors import UsageError
+from oneaccord_parallel.torch import functional
 
 pytestmark = pytest.mark.peers
 
@@ -177,9 +177,9 @@ def test_layers_without_autograd_refuse_what_would_lose_its_gradient(world):
     def program(group):
         import torch
 
-        import manyhands as mh
+        import oneaccord as oa
 
-        mesh, ids = mh.DeviceMesh(group, (2,), ("tp",)), torch.tensor([0, 1])
+        mesh, ids = oa.DeviceMesh(group, (2,), ("tp",)), torch.tensor([0, 1])
         leaf = torch.ones(2, 2, requires_grad=True)
         layers = [
             mp.copy_to, mp.reduce_from, mp.gather_from, mp.scatter_to, mp.gather_sequence, mp.reduce_scatter_sequence,

@@ -1,6 +1,6 @@
 """Train the digits example on 4 ranks while a rank is killed every few steps, rank 0 as often as any other: it must learn what it learns undisturbed.
 
-The ranks are started by ``manyhands run --max-restarts``. A kill comes at a moment of chance, one to four steps after the last one, and every tenth is followed
+The ranks are started by ``oneaccord run --max-restarts``. A kill comes at a moment of chance, one to four steps after the last one, and every tenth is followed
 by another one: of the store's successor at once, or of any rank while the ranks come together again. What must hold:
 
 - training ends, with the accuracy of a run without kills; where each generation had all ranks, with the very same weights;
@@ -48,7 +48,7 @@ import faulthandler, hashlib, json, os, signal, sys, time
 faulthandler.register(signal.SIGUSR2)
 sys.path.insert(0, os.environ["EXAMPLES"])
 import train_digits_elastic as example
-import manyhands as mh
+import oneaccord as oa
 
 example.EPOCHS = int(os.environ["EPOCHS"])
 telling = os.open(os.environ["TELL"], os.O_WRONLY)
@@ -58,7 +58,7 @@ def tell(what, **facts):
 
 tell("began")
 now = {}
-settle, commit = mh.ElasticState._settle, mh.ElasticState.commit
+settle, commit = oa.ElasticState._settle, oa.ElasticState.commit
 def settled(self, group, *args):
     answer = settle(self, group, *args)
     now.update(rank=group.rank, generation=answer[0])
@@ -69,7 +69,7 @@ def committed(self):
     if now["rank"] == 0:
         weights = b"".join(self["weights"][name].tobytes() for name in sorted(self["weights"]))
         tell("step", generation=now["generation"], commits=self._commits, digest=hashlib.sha256(weights).hexdigest())
-mh.ElasticState._settle, mh.ElasticState.commit = settled, committed
+oa.ElasticState._settle, oa.ElasticState.commit = settled, committed
 tell("ended", accuracy=example.train(), rank=now["rank"])
 """
 
@@ -114,9 +114,9 @@ class Campaign:
         self._told = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         self._partial = b""
         self._output = (directory / "output").open("w+b")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")}
         self._job = subprocess.Popen(
-            [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), "--max-restarts", str(kills), str(program)],
+            [sys.executable, "-m", "oneaccord", "run", "-n", str(ranks), "--max-restarts", str(kills), str(program)],
             env=clean | {"EXAMPLES": str(_EXAMPLES), "EPOCHS": str(epochs), "TELL": str(pipe)},
             cwd=directory,
             stdin=subprocess.DEVNULL,

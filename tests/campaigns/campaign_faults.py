@@ -173,7 +173,7 @@ def train(group):
                 part.barrier()
         one_step(group, step, choice)
 
-group, closing = mh.init(timeout_s=case["timeout_s"], config=case["config"]), False
+group, closing = oa.init(timeout_s=case["timeout_s"], config=case["config"]), False
 try:
     group.barrier()
     tell("ready", pid=os.getpid())
@@ -184,7 +184,7 @@ try:
     closing = True
     group.close()
     tell("well")
-except (mh.CommError, mh.OutOfMemoryError, MemoryError, OSError) as error:
+except (oa.CommError, oa.OutOfMemoryError, MemoryError, OSError) as error:
     if rank == victim and kind in ("memory", "disk"):
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     tell("raised", type=type(error).__name__, text=str(error)[:1500], about=getattr(error, "peer", None), closing=closing)
@@ -257,7 +257,7 @@ class Case:
         if self.records:
             config["recorder"] = {"directory": str(directory / "records")}
         told = asdict(self) | {"config": config}
-        return {"CASE": json.dumps(told), "TMPDIR": str(directory), "MANYHANDS_BACKEND": self.backend}
+        return {"CASE": json.dumps(told), "TMPDIR": str(directory), "ONEACCORD_BACKEND": self.backend}
 
 
 _DEATHS = frozenset({"kill", "exit", "vanish", "raise"})
@@ -300,7 +300,7 @@ _MPI_END_S = 5.0
 
 
 class MpiRanks(LaunchedRanks):
-    """The processes of one job that `manyhands run` starts by mpiexec."""
+    """The processes of one job that `oneaccord run` starts by mpiexec."""
 
     options = ("--backend", "mpi")
     _before = _RANK_OF_MPI
@@ -476,7 +476,7 @@ def _is_record(path: Path) -> bool:
 
 def _shared_files() -> set[str]:
     """Return the names that are this project's: other programs have theirs."""
-    return {path.name for path in Path("/dev/shm").glob("*manyhands*")}
+    return {path.name for path in Path("/dev/shm").glob("*oneaccord*")}
 
 
 def mpi_is_here() -> bool:

@@ -22,7 +22,7 @@ from typing import Final
 
 from support.fault_tools import SECRET, Nursery
 
-from manyhands.net.handshake import knock
+from oneaccord.net.handshake import knock
 
 __all__ = ["KINDS", "measure"]
 
@@ -33,7 +33,7 @@ _CALLS: Final = 300
 PROGRAM: Final = f"""
 faulthandler.cancel_dump_traceback_later()
 started = time.monotonic()
-group = mh.init(timeout_s=120)
+group = oa.init(timeout_s=120)
 tell("step", name="meeting", took=time.monotonic() - started)
 started = time.monotonic()
 assert group.all_reduce(np.ones(1))[0] == world_size
@@ -54,7 +54,7 @@ tell("ready")
 try:
     while True:
         group.all_reduce(np.ones(1))
-except mh.PeerLostError:
+except oa.PeerLostError:
     pass
 started = time.monotonic()
 group = group.shrink(timeout_s=120)

@@ -35,27 +35,27 @@ import numpy as np
 from support import forged_checkpoints
 from support.membership_tools import Job, progress, recv
 
-from manyhands.calls.messages.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
-from manyhands.calls.request import ARRAY
-from manyhands.common.units import parse_bytes
-from manyhands.config.select import read_table
-from manyhands.config.sources import read_environment, read_file
-from manyhands.contract import header as wire
-from manyhands.contract.backend import HEADER_BYTES, Damaged
-from manyhands.contract.cards import read_cards, write_card
-from manyhands.contract.seal import Seal
-from manyhands.control import protocol as messages
-from manyhands.errors import ConfigError, OutOfMemoryError, RendezvousError, UsageError
-from manyhands.explain import reading
-from manyhands.explain.dump import FORMAT, Call, Dump, Place, decode
-from manyhands.explain.story import tell
-from manyhands.explain.timeline import timeline
-from manyhands.group.packing import Unpacker, pack
-from manyhands.job import error_file
-from manyhands.launchers import discover, parse_address
-from manyhands.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from manyhands.net.frames import FrameConnection
-from manyhands.net.handshake import (
+from oneaccord.calls.messages.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
+from oneaccord.calls.request import ARRAY
+from oneaccord.common.units import parse_bytes
+from oneaccord.config.select import read_table
+from oneaccord.config.sources import read_environment, read_file
+from oneaccord.contract import header as wire
+from oneaccord.contract.backend import HEADER_BYTES, Damaged
+from oneaccord.contract.cards import read_cards, write_card
+from oneaccord.contract.seal import Seal
+from oneaccord.control import protocol as messages
+from oneaccord.errors import ConfigError, OutOfMemoryError, RendezvousError, UsageError
+from oneaccord.explain import reading
+from oneaccord.explain.dump import FORMAT, Call, Dump, Place, decode
+from oneaccord.explain.story import tell
+from oneaccord.explain.timeline import timeline
+from oneaccord.group.packing import Unpacker, pack
+from oneaccord.job import error_file
+from oneaccord.launchers import discover, parse_address
+from oneaccord.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
+from oneaccord.net.frames import FrameConnection
+from oneaccord.net.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     KNOCK_BYTES,
@@ -64,12 +64,12 @@ from manyhands.net.handshake import (
     ServerHandshake,
     is_knock,
 )
-from manyhands.schedule.simulation import Network
-from manyhands_parallel.checkpoint import metadata, storage
-from manyhands_parallel.checkpoint.errors import CheckpointError
-from manyhands_parallel.checkpoint.safetensors import read_header
-from manyhands_parallel.rpc import packing
-from manyhands_simulated.faults import FaultPlan
+from oneaccord.schedule.simulation import Network
+from oneaccord_parallel.checkpoint import metadata, storage
+from oneaccord_parallel.checkpoint.errors import CheckpointError
+from oneaccord_parallel.checkpoint.safetensors import read_header
+from oneaccord_parallel.rpc import packing
+from oneaccord_simulated.faults import FaultPlan
 
 __all__ = ["READERS", "Reader", "damaged"]
 
@@ -182,7 +182,7 @@ def _handshake(data: bytes) -> None:
 
 
 def _record(data: bytes) -> None:
-    """What `manyhands explain` reads, and what it says of it."""
+    """What `oneaccord explain` reads, and what it says of it."""
     dump = decode(data)
     if dump is not None:
         job = reading.Job(dump.job, dump.world_size, {dump.rank: dump})
@@ -218,7 +218,7 @@ def _error_file(data: bytes) -> None:
 
 
 def _toml(data: bytes) -> None:
-    with _file("manyhands.toml", data) as path:
+    with _file("oneaccord.toml", data) as path:
         readers: list[Any] = [read_file, read_table]
         for read in readers:
             with suppress(ConfigError):
@@ -290,7 +290,7 @@ def _variables(data: bytes) -> None:
     with suppress(ConfigError, RendezvousError):
         discover(environ)
     leaves, problems = read_environment(
-        {f"MANYHANDS_{name}": value for name, value in environ.items()}, ["timeout_s"], ["backends"]
+        {f"ONEACCORD_{name}": value for name, value in environ.items()}, ["timeout_s"], ["backends"]
     )
     assert len(leaves) + len(problems) <= len(environ)
 
@@ -369,7 +369,7 @@ READERS: Final[dict[str, Reader]] = {
         _opening,
     ),
     "handshake": Reader(
-        [ClientHandshake(b"other", b"hello").answer(ServerHandshake(b"other").greeting), b"MHANDS\x00\x02"], _handshake
+        [ClientHandshake(b"other", b"hello").answer(ServerHandshake(b"other").greeting), b"ACCORD\x00\x02"], _handshake
     ),
     "record": Reader([_dump(), _dump(reason="closed", verdict=None), _dump(raised="a.py:2", calls=[])], _record),
     "error_file": Reader([json.dumps(_RECORD).encode()], _error_file),
@@ -515,7 +515,7 @@ def _by_atheris(name: str, runs: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         for number, data in enumerate(READERS[name].valid):
             (Path(folder) / str(number)).write_bytes(data)
-        for module in [module for key, module in sys.modules.items() if key.startswith("manyhands") and module is not None]:
+        for module in [module for key, module in sys.modules.items() if key.startswith("oneaccord") and module is not None]:
             for value in vars(module).values():
                 if callable(value) and getattr(value, "__module__", None) == module.__name__ and hasattr(value, "__code__"):
                     atheris.instrument_func(value)

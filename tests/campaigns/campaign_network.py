@@ -34,8 +34,8 @@ from support.fault_tools import Nursery, Ranks
 from support.user_space_network import ENTER, Network, can_make_networks
 from support.worlds import free_port
 
-from manyhands_mpi.command import family_of
-from manyhands_mpi.finding import find_mpiexec
+from oneaccord_mpi.command import family_of
+from oneaccord_mpi.finding import find_mpiexec
 
 __all__ = ["KINDS", "Case", "case_of", "judge", "run_case"]
 
@@ -68,7 +68,7 @@ if case["backend"] == "mpi":
     + STEP
     + """
 try:
-    group = mh.init(case["backend"], timeout_s=60)
+    group = oa.init(case["backend"], timeout_s=60)
     group.barrier()
     tell("ready")
     for step in range(case["steps"]):
@@ -80,13 +80,13 @@ try:
         group.barrier()
     group.close()
     tell("well")
-except mh.CommError as error:
+except oa.CommError as error:
     tell("raised", type=type(error).__name__, text=str(error)[:1500], about=error.peer)
     if case["kind"] != "long" or case["backend"] == "mpi":
         raise
     try:
         group = group.shrink(timeout_s=20)
-    except mh.CommError as error:
+    except oa.CommError as error:
         tell("ended", type=type(error).__name__, text=str(error)[:500])
         raise SystemExit(0)
     choice = random.Random(case["seed"] + 1)
@@ -223,8 +223,8 @@ def _started(nursery: Nursery, case: Case, network: Network) -> Iterator[Ranks]:
         variables = {
             "CASE": told,
             "HOSTS": str(hosts),
-            "MANYHANDS_BACKENDS__MPI__MPIEXEC": json.dumps(_mpiexec(case, addresses, agent)),
-            "MANYHANDS_RENDEZVOUS": f"{addresses[0]}:{free_port()}",
+            "ONEACCORD_BACKENDS__MPI__MPIEXEC": json.dumps(_mpiexec(case, addresses, agent)),
+            "ONEACCORD_RENDEZVOUS": f"{addresses[0]}:{free_port()}",
         }
         mpi_ranks = MpiRanks(nursery, PROGRAM, size, folder / "job", variables)
         mpi_ranks.before = [str(agent), addresses[0]]

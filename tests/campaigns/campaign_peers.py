@@ -1,4 +1,4 @@
-"""What happens with others and with us when something goes wrong: torch with Gloo, Open MPI, MPICH, and manyhands, in worlds of three ranks over TCP.
+"""What happens with others and with us when something goes wrong: torch with Gloo, Open MPI, MPICH, and oneaccord, in worlds of three ranks over TCP.
 
 Each cell of the table is measured: three processes make calls, something is done to rank 1 or by it, and each process tells how its call ended. Nobody is given
 a timeout, so that each does what it does by itself; what still runs after ``--patience`` seconds hangs, and is killed. Bytes are changed on the path by a small
@@ -81,9 +81,9 @@ def broadcast(x, root):
     return x
 close = MPI.Finalize
 """,
-    "manyhands": """
-import manyhands as mh
-group = mh.init("tcp")
+    "oneaccord": """
+import oneaccord as oa
+group = oa.init("tcp")
 rank = group.rank
 def all_reduce(x, op="sum"):
     return group.all_reduce(x, op=op)
@@ -288,8 +288,8 @@ PEERS: Final = {
         ("mpiexec",),
         {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1"},
     ),
-    "manyhands": Peer("manyhands", "manyhands", ".venv"),
-    "checksum": Peer("manyhands, checksum", "manyhands", ".venv", (), {"MANYHANDS_SECURITY__CHECKSUM": "true"}),
+    "oneaccord": Peer("oneaccord", "oneaccord", ".venv"),
+    "checksum": Peer("oneaccord, checksum", "oneaccord", ".venv", (), {"ONEACCORD_SECURITY__CHECKSUM": "true"}),
 }
 
 
@@ -300,11 +300,11 @@ class _Job:
         self._folder = folder
         program = folder / "program.py"
         program.write_text(_PROGRAM.replace("#ADAPTER", _ADAPTERS[peer.adapter]))
-        foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_", "RANK", "WORLD_SIZE", "MASTER_")
+        foreign = ("ONEACCORD_", "SLURM_", "PMI", "OMPI_", "RANK", "WORLD_SIZE", "MASTER_")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         clean |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **peer.variables}
         clean |= {"FAULT": fault, "VICTIM": str(_VICTIM), "FOLDER": str(folder)}
-        clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "MANYHANDS_SECRET": "the secret of the campaign"}
+        clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ONEACCORD_SECRET": "the secret of the campaign"}
         run: list[str] = [str(python), str(program)]
         if changer is not None:
             clean |= {"CHANGE_AFTER": str(folder / "go")}

@@ -1,7 +1,7 @@
 """Use groups for a long time, while ranks die and others come: memory, descriptors and threads of every process must stay as they are.
 
 In each round the ranks make calls of all kinds, divide the group and close the parts, and wait for calls in the background; every result is checked. Every few
-seconds the first or the last process dies; `manyhands run` starts another one in its place, and `elastic` goes on with it. The other ranks, the launcher and the
+seconds the first or the last process dies; `oneaccord run` starts another one in its place, and `elastic` goes on with it. The other ranks, the launcher and the
 process from which ranks are forked live through all of it. Every second each of these tells what it holds. What it holds in the last quarter of the time must
 be no more than in the second quarter: memory of its own in the middle of all samples, but for one MiB or one part in fifty; descriptors, threads and shared memory at all. The first quarter is left out, in
 which kinds of calls are met for the first time.
@@ -67,7 +67,7 @@ def tell_what_is_held(after, steps):
     descriptors, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
     tell("held", after=after, memory=resident - touched, shared=shared, descriptors=descriptors, threads=threads, steps=steps)
 
-@mh.elastic(state=lambda: {"step": 0, "deaths": 0, "begun": 0.0}, config=case["config"], timeout_s=60)
+@oa.elastic(state=lambda: {"step": 0, "deaths": 0, "begun": 0.0}, config=case["config"], timeout_s=60)
 def use(group, generation, state):
     every_s, ends = case["death_every_s"], [0, world_size - 1]
     while True:

@@ -25,7 +25,7 @@ from typing import Final
 
 __all__ = ["listening_ports"]
 
-MAGIC: Final = b"MHANDS\x00\x02"
+MAGIC: Final = b"ACCORD\x00\x02"
 _SCAN_S: Final = 0.02
 _LISTENS: Final = "0A"
 

@@ -11,7 +11,7 @@ from campaigns.campaign_soak import growth, soak
 from support.fault_tools import Nursery
 from support.worlds import over_sockets
 
-from manyhands.api import Group
+from oneaccord.api import Group
 
 
 def samples(*values: int) -> list[dict[str, Any]]:

@@ -38,18 +38,18 @@ def test_it_measures_prints_and_writes(
     bench.main(["--sizes", "1KiB", "--rounds", "2", "--ranks", "1", "2", "--json", str(file)], on_fakes)
 
     report = json.loads(file.read_text())
-    assert {"date", "gpu", "driver", "cuda", "nccl", "cupy", "manyhands"} <= set(report["circumstances"])
+    assert {"date", "gpu", "driver", "cuda", "nccl", "cupy", "oneaccord"} <= set(report["circumstances"])
     assert [world["ranks"] for world in report["worlds"]] == [1, 2]
     for world in report["worlds"]:
         assert set(world["left_out"]) == {"cupyx", "torch"}, world
         rows = {(row["nbytes"], row["case"]): row for row in world["rows"]}
         assert set(rows) == {(1024, case) for case in ("in place", "out", "8 as one", "beside")}
         for (_, case), row in rows.items():
-            assert set(row["host_us"]) == ({"manyhands"} if case == "beside" else {"manyhands", "raw"})
+            assert set(row["host_us"]) == ({"oneaccord"} if case == "beside" else {"oneaccord", "raw"})
             assert all(value > 0 for value in row["host_us"].values())
             assert set(row["device_us"].values()) == {500 / 50}
             if "raw" in row["host_us"]:
-                assert row["over_raw_us"] == row["host_us"]["manyhands"] - row["host_us"]["raw"]
+                assert row["over_raw_us"] == row["host_us"]["oneaccord"] - row["host_us"]["raw"]
                 assert row["device_ratio_to_raw"] == 1
     said = capsys.readouterr().out
     assert "all_reduce, float32 sum, 2 ranks" in said
@@ -67,7 +67,7 @@ def test_a_world_that_does_not_come_up_is_said_and_the_next_goes_on(
         if world_size == 2:
             raise RuntimeError("no room for two")
         sample = {"nbytes": 8, "case": "in place"}
-        ours = {**sample, "name": "manyhands", "host_us": 6.0, "device_us": 4.0}
+        ours = {**sample, "name": "oneaccord", "host_us": 6.0, "device_us": 4.0}
         raw = {**sample, "name": "raw", "host_us": 4.0, "device_us": 4.0}
         torch = {**sample, "name": "torch", "host_us": 24.0, "device_us": 5.0}
         return [{"samples": [ours, raw, torch], "left_out": {}}]

@@ -14,8 +14,8 @@ from support.fake_gpu import fake_cupy as cupy
 from support.fake_gpu.fake_nccl import FakeNccl
 from support.waiting import PATIENCE_S
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 __all__ = ["gpus"]
 
@@ -24,13 +24,13 @@ __all__ = ["gpus"]
 def test_an_out_that_cannot_take_the_result_is_refused(gpus: FakeNccl, config: Any) -> None:
     def program(group: Group) -> None:
         for wrong, error in [
-            (cupy.zeros((3, 4)), mh.DTypeError),
-            (cupy.zeros((4, 3), np.float32), mh.SizeMismatchError),
-            (np.zeros((3, 4), np.float32), mh.LayoutError),
+            (cupy.zeros((3, 4)), oa.DTypeError),
+            (cupy.zeros((4, 3), np.float32), oa.SizeMismatchError),
+            (np.zeros((3, 4), np.float32), oa.LayoutError),
         ]:
             with pytest.raises(error):
                 group.all_reduce(mine(group, (3, 4)), out=wrong)
-        with pytest.raises(mh.LayoutError, match="out= is on a GPU"):
+        with pytest.raises(oa.LayoutError, match="out= is on a GPU"):
             group.all_reduce(np.ones((3, 4), np.float32), out=cupy.zeros((3, 4), np.float32))
 
     ranks(program, 2, config=config)
@@ -69,11 +69,11 @@ def test_several_works_beside_the_stream_are_waited_for(gpus: FakeNccl) -> None:
 
             asyncio.run(wait())
             works = [group.all_reduce_async(x, "min"), group.all_reduce_async(x)]
-            assert [result.get().tolist() for result in mh.wait_all(works)] == [[1.0] * 100, [3.0] * 100]
+            assert [result.get().tolist() for result in oa.wait_all(works)] == [[1.0] * 100, [3.0] * 100]
             works = [group.all_reduce_async(x, "min"), group.all_reduce_async(x)]
-            assert {works.index(work) for work in mh.as_completed(works, timeout_s=PATIENCE_S)} == {0, 1}
-            assert mh.wait_any(works) == 0
-            with pytest.raises(mh.LayoutError, match="C-contiguous"):
+            assert {works.index(work) for work in oa.as_completed(works, timeout_s=PATIENCE_S)} == {0, 1}
+            assert oa.wait_any(works) == 0
+            with pytest.raises(oa.LayoutError, match="C-contiguous"):
                 group.all_reduce_async(x, out=cupy.zeros((100, 2), np.float32)[:, 0])
             group.synchronize()
 
@@ -106,9 +106,9 @@ def test_messages(gpus: FakeNccl, config: Any) -> None:
             out = cupy.zeros(4, np.float32).reshape(2, 2)
             assert group.recv(0, out=out) is out
             assert out.get().tolist() == [[1.0] * 2] * 2
-        with pytest.raises(mh.LayoutError, match="needs out="):
+        with pytest.raises(oa.LayoutError, match="needs out="):
             group.sendrecv(mine(group), right, left)
-        with pytest.raises(mh.DTypeError, match="float64"):
+        with pytest.raises(oa.DTypeError, match="float64"):
             group.sendrecv(mine(group), group.rank, group.rank, out=cupy.zeros(5, np.float64))
         group.send(mine(group), None)
         group.send_async(mine(group), None).wait()
@@ -139,7 +139,7 @@ def test_a_world_of_one_copies_to_an_out_that_is_the_input_in_another_order(gpus
                 assert out.get().tolist() == matrix.tolist()
 
     ranks(program, 1)
-    with mh.init(world_size=1) as group:
+    with oa.init(world_size=1) as group:
         program(group)
 
 
@@ -204,13 +204,13 @@ def test_batches(gpus: FakeNccl) -> None:
 
 def test_host_arrays_and_objects_need_another_route(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
-        with pytest.raises(mh.UnsupportedError, match='backend = "hybrid"'):
+        with pytest.raises(oa.UnsupportedError, match='backend = "hybrid"'):
             group.all_reduce(np.ones(3))
-        with pytest.raises(mh.UnsupportedError, match='backend = "hybrid"'):
+        with pytest.raises(oa.UnsupportedError, match='backend = "hybrid"'):
             group.broadcast_object("x")
-        with pytest.raises(mh.UnsupportedError, match="reproducible"):
+        with pytest.raises(oa.UnsupportedError, match="reproducible"):
             group.all_reduce(mine(group), reproducible=True)
-        with pytest.raises(mh.UnsupportedError, match="int16"):
+        with pytest.raises(oa.UnsupportedError, match="int16"):
             group.all_reduce(mine(group, 3, np.int16))
         assert group.all_reduce(mine(group)).get().tolist() == [3.0] * 5
 
@@ -226,7 +226,7 @@ def test_arrays_go_through_the_host_where_that_is_allowed(gpus: FakeNccl, monkey
     if source == "config":
         config["gpu_fallback"] = "host"
     else:
-        monkeypatch.setenv("MANYHANDS_GPU_FALLBACK", "host")
+        monkeypatch.setenv("ONEACCORD_GPU_FALLBACK", "host")
 
     def program(group: Group) -> None:
         x = mine(group)
@@ -242,7 +242,7 @@ def test_arrays_go_through_the_host_where_that_is_allowed(gpus: FakeNccl, monkey
             assert out.get().tolist() == [4.0] * 5
 
     with pytest.warns(
-        mh.GpuFallbackWarning
+        oa.GpuFallbackWarning
     ) as seen:  # around all ranks: these are threads, and warnings are caught for all of them
         ranks(program, 2, config=config)
     told = sorted(str(warning.message) for warning in seen)
@@ -254,7 +254,7 @@ def test_arrays_go_through_the_host_where_that_is_allowed(gpus: FakeNccl, monkey
 def test_arrays_on_gpus_are_refused_by_backends_of_the_host(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
         with pytest.raises(
-            mh.UnsupportedError, match=r'all_reduce was given a ndarray on a GPU.*"nccl".*gpu_fallback = "host"'
+            oa.UnsupportedError, match=r'all_reduce was given a ndarray on a GPU.*"nccl".*gpu_fallback = "host"'
         ):
             group.all_reduce(mine(group))
 
@@ -267,7 +267,7 @@ def test_messages_with_a_route_of_their_own_go_through_the_host(gpus: FakeNccl) 
 
     def program(group: Group) -> None:
         assert group.all_reduce(mine(group)).get().tolist() == [3.0] * 5
-        with pytest.raises(mh.UnsupportedError, match=r"send was given a ndarray on a GPU.*routes\.p2p"):
+        with pytest.raises(oa.UnsupportedError, match=r"send was given a ndarray on a GPU.*routes\.p2p"):
             group.send(mine(group), 1 - group.rank)
         if group.rank == 0:
             group.send(np.ones(3), 1)
@@ -303,7 +303,7 @@ def test_arrays_on_another_device_than_the_groups_are_refused(gpus: FakeNccl) ->
     def program(group: Group) -> None:
         with (
             cupy.cuda.Device(3),
-            pytest.raises(mh.LayoutError, match=rf"is on device 3, and this rank's group uses device {group.rank}"),
+            pytest.raises(oa.LayoutError, match=rf"is on device 3, and this rank's group uses device {group.rank}"),
         ):
             group.all_reduce(cupy.zeros(3, np.float32))
 
@@ -316,7 +316,7 @@ def test_a_closed_group_refuses_also_what_only_copies(gpus: FakeNccl) -> None:
         group.all_reduce(x)
         group.close()
         for call in (group.all_reduce, group.all_reduce_async, lambda y: group.sendrecv(y, 0, 0)):
-            with pytest.raises(mh.ClosedError):
+            with pytest.raises(oa.ClosedError):
                 call(x)
 
     ranks(program, 1)
@@ -337,7 +337,7 @@ def test_a_world_of_one_needs_no_gpu_library_of_its_own(gpus: FakeNccl) -> None:
 
 
 def test_calls_of_known_kinds_cost_the_store_nothing(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.control.connection import Control
+    from oneaccord.control.connection import Control
 
     asked: list[str] = []
     exchange = Control.exchange

@@ -16,8 +16,8 @@ from support.fake_gpu.fake_nccl import FakeNccl
 from support.waiting import PATIENCE_S
 from support.worlds import thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 __all__ = ["gpus"]
 
@@ -47,7 +47,7 @@ def test_streams_wait_for_those_of_all_ranks_and_the_host_does_not(gpus: FakeNcc
 
 def test_a_rank_in_another_call_is_a_mismatch(gpus: FakeNccl) -> None:
     def program(group: Group) -> str:
-        with pytest.raises(mh.CollectiveMismatchError) as caught:
+        with pytest.raises(oa.CollectiveMismatchError) as caught:
             group.barrier(device="cuda") if group.rank else group.all_reduce(mine(group))
         return str(caught.value)
 
@@ -57,15 +57,15 @@ def test_a_rank_in_another_call_is_a_mismatch(gpus: FakeNccl) -> None:
 
 def test_it_is_refused_in_a_capture_and_for_a_device_that_is_none(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match="'gpu' was given"):
+        with pytest.raises(oa.UsageError, match="'gpu' was given"):
             group.barrier(device="gpu")
-        with pytest.raises(mh.LayoutError, match="this rank's group uses"):
+        with pytest.raises(oa.LayoutError, match="this rank's group uses"):
             group.barrier(device=3)
         stream = fake_cupy.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()
             with pytest.raises(
-                mh.UnsupportedError, match=r"barrier\(device=\) cannot become part of a CUDA graph: call it before"
+                oa.UnsupportedError, match=r"barrier\(device=\) cannot become part of a CUDA graph: call it before"
             ):
                 group.barrier(device="cuda")
             stream.end_capture()
@@ -102,7 +102,7 @@ def test_the_communicator_is_there_for_other_libraries(gpus: FakeNccl) -> None:
         assert half is not None
         other = half.communicator()
         half.close()
-        with pytest.raises(mh.ClosedError):
+        with pytest.raises(oa.ClosedError):
             half.communicator()
         return x.get().tolist(), address != other
 
@@ -112,7 +112,7 @@ def test_the_communicator_is_there_for_other_libraries(gpus: FakeNccl) -> None:
 @pytest.mark.parametrize("backend", ["simulated", "tcp"])
 def test_other_backends_have_none(backend: str) -> None:
     def program(group: Group) -> None:
-        with pytest.raises(mh.UnsupportedError, match='backend = "nccl" or "hybrid"'):
+        with pytest.raises(oa.UnsupportedError, match='backend = "nccl" or "hybrid"'):
             group.communicator()
 
     for outcome in thread_world(program, 2, backend):
@@ -128,9 +128,9 @@ def test_a_failed_group_tells_why_instead(gpus: FakeNccl) -> None:
             assert has_launched.wait(PATIENCE_S)
             raise RuntimeError("gone")
         has_launched.set()
-        with pytest.raises(mh.AbortedError):
+        with pytest.raises(oa.AbortedError):
             group.barrier(device="cuda")
-        with pytest.raises(mh.AbortedError):
+        with pytest.raises(oa.AbortedError):
             group.communicator()
 
     outcomes = gpu_world(program, 2)

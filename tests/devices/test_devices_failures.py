@@ -12,8 +12,8 @@ from support.fake_gpu.fake_nccl import FakeNccl
 from support.waiting import PATIENCE_S
 from support.worlds import stories
 
-import manyhands as mh
-from manyhands.api import Deadline, Group
+import oneaccord as oa
+from oneaccord.api import Deadline, Group
 
 __all__ = ["gpus"]
 
@@ -39,7 +39,7 @@ def test_a_mismatch_is_found_before_anything_is_launched(gpus: FakeNccl, config:
             group.all_reduce(mine(group))
 
     outcomes = gpu_world(program, 3, config=config)
-    assert [type(outcome) for outcome in outcomes] in ([mh.CollectiveMismatchError] * 3, [mh.DeadlockError] * 3)
+    assert [type(outcome) for outcome in outcomes] in ([oa.CollectiveMismatchError] * 3, [oa.DeadlockError] * 3)
     assert len({str(outcome) for outcome in outcomes}) == 1
     told = stories(str(outcomes[0]))
     assert sorted(told) == [0, 1, 2]
@@ -62,7 +62,7 @@ def test_known_kinds_in_another_order_are_found_while_they_wait(gpus: FakeNccl) 
         group.synchronize(timeout_s=PATIENCE_S)
 
     outcomes = gpu_world(program, 2)
-    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.CollectiveMismatchError) for outcome in outcomes), outcomes
     assert len({str(outcome) for outcome in outcomes}) == 1
 
 
@@ -75,7 +75,7 @@ def test_known_kinds_in_another_order_that_end_are_found_when_the_ranks_compare(
             group.all_reduce(mine(group, shape))
 
     outcomes = gpu_world(program, 2)
-    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.CollectiveMismatchError) for outcome in outcomes), outcomes
     assert 'gpu_check = "always"' in str(outcomes[0])
 
 
@@ -88,7 +88,7 @@ def test_every_call_is_compared_before_its_launch_if_that_is_asked_for(gpus: Fak
             group.all_reduce(x, op)
 
     outcomes = gpu_world(program, 2, config={**HYBRID, "gpu_check": "always"})
-    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.CollectiveMismatchError) for outcome in outcomes), outcomes
     assert gpus.names().count("all_reduce") == 4
     assert 'op="max") #2' in str(outcomes[0])
 
@@ -98,7 +98,7 @@ def test_a_call_on_the_host_and_one_on_a_gpu_are_a_mismatch(gpus: FakeNccl) -> N
         group.all_reduce(mine(group) if group.rank else np.ones(5, np.float32))
 
     outcomes = gpu_world(program, 2)
-    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.CollectiveMismatchError) for outcome in outcomes), outcomes
 
 
 # What fails.
@@ -121,7 +121,7 @@ def test_a_rank_that_does_not_come_is_named_at_the_deadline(gpus: FakeNccl) -> N
             over.set()
 
     outcomes = gpu_world(program, 2)
-    assert isinstance(outcomes[0], mh.DeadlineError), outcomes
+    assert isinstance(outcomes[0], oa.DeadlineError), outcomes
     assert "rank 1 did not come" in str(outcomes[0])
     assert str(outcomes[0]) == str(outcomes[1])
 
@@ -137,7 +137,7 @@ def test_a_rank_that_raises_ends_what_others_wait_for_on_their_gpus(gpus: FakeNc
 
     outcomes = gpu_world(program, 3)
     assert isinstance(outcomes[1], KeyError)
-    assert all(isinstance(outcomes[rank], mh.AbortedError) for rank in (0, 2)), outcomes
+    assert all(isinstance(outcomes[rank], oa.AbortedError) for rank in (0, 2)), outcomes
 
 
 def test_an_asynchronous_error_of_the_library_is_told_to_all_ranks(gpus: FakeNccl) -> None:
@@ -155,5 +155,5 @@ def test_an_asynchronous_error_of_the_library_is_told_to_all_ranks(gpus: FakeNcc
             group.synchronize()
 
     outcomes = gpu_world(program, 2)
-    assert all(isinstance(outcome, mh.AbortedError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.AbortedError) for outcome in outcomes), outcomes
     assert "rank 1 lost its GPU in" in str(outcomes[0])

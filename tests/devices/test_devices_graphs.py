@@ -11,7 +11,7 @@ from support.device_worlds import NCCL, gpus, ranks
 from support.fake_gpu import fake_cupy as cupy
 from support.fake_gpu.fake_nccl import FakeNccl
 
-from manyhands.api import Group
+from oneaccord.api import Group
 
 __all__ = ["gpus"]
 

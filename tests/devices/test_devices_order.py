@@ -21,8 +21,8 @@ from support.gpu_programs import failure_seen
 from support.waiting import PATIENCE_S, until
 from support.worlds import free_port, must, on_threads
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 __all__ = ["clock", "gpus"]
 
@@ -35,7 +35,7 @@ def over_sockets(program: Callable[[Group], Any], configs: list[dict[str, Any]])
 
     def body(rank: int) -> Any:
         config = {**configs[rank], "rendezvous": {"address": address}}
-        with mh.init(config=config, rank=rank, world_size=len(configs), timeout_s=20) as group:
+        with oa.init(config=config, rank=rank, world_size=len(configs), timeout_s=20) as group:
             return program(group)
 
     return on_threads(body, len(configs))
@@ -93,7 +93,7 @@ def test_a_work_that_was_aborted_is_no_success(gpus: FakeNccl) -> None:
         work.synchronize()
 
     outcomes = gpu_world(program, 2)
-    assert isinstance(outcomes[0], mh.AbortedError), outcomes
+    assert isinstance(outcomes[0], oa.AbortedError), outcomes
 
 
 def test_messages_of_known_kinds_in_another_order_are_found(gpus: FakeNccl) -> None:
@@ -106,7 +106,7 @@ def test_messages_of_known_kinds_in_another_order_are_found(gpus: FakeNccl) -> N
                 group.recv(0, out=cupy.zeros(size, np.float32))
 
     outcomes = gpu_world(program, 2)
-    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.CollectiveMismatchError) for outcome in outcomes), outcomes
     assert "the first 4 messages from rank 0 to rank 1 of group 0 differ" in str(outcomes[0])
 
 
@@ -118,7 +118,7 @@ def test_what_the_last_comparison_finds_is_told_to_every_rank(gpus: FakeNccl) ->
             group.all_reduce(mine(group, shape))
 
     outcomes = over_sockets(program, [HYBRID] * 2)
-    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.CollectiveMismatchError) for outcome in outcomes), outcomes
 
 
 def test_an_error_of_the_device_ends_the_job_and_nobodys_watch(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_an_error_of_the_device_ends_the_job_and_nobodys_watch(gpus: FakeNccl, m
         work.synchronize()
 
     outcomes = gpu_world(program, 2)
-    assert all(isinstance(outcome, mh.AbortedError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.AbortedError) for outcome in outcomes), outcomes
     assert "lost its GPU in all_reduce" in str(outcomes[0])
     broken.clear()
 
@@ -151,7 +151,7 @@ def test_calls_beside_the_stream_cannot_be_captured(gpus: FakeNccl) -> None:
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             cupy.begin_capture(stream)
-            with pytest.raises(mh.UnsupportedError, match="CUDA graph"):
+            with pytest.raises(oa.UnsupportedError, match="CUDA graph"):
                 group.all_reduce_async(x)
             cupy.end_capture(stream)
 
@@ -159,7 +159,7 @@ def test_calls_beside_the_stream_cannot_be_captured(gpus: FakeNccl) -> None:
 
 
 def test_kinds_that_are_forgotten_are_forgotten_by_all_ranks(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.calls.devices import calls
+    from oneaccord.calls.devices import calls
 
     monkeypatch.setattr(calls, "_MAX_KINDS", 8)
 
@@ -209,7 +209,7 @@ def test_a_call_beside_the_stream_does_not_wait_for_the_others(gpus: FakeNccl, b
 def test_ranks_that_compare_differently_do_not_meet(gpus: FakeNccl) -> None:
     configs = [{**HYBRID, "gpu_check": check} for check in ("kinds", "always")]
     outcomes = over_sockets(lambda group: group.barrier(), configs)
-    assert all(isinstance(outcome, mh.RendezvousError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.RendezvousError) for outcome in outcomes), outcomes
 
 
 def test_the_rank_that_is_furthest_behind_is_named(gpus: FakeNccl, clock: Clock) -> None:
@@ -229,7 +229,7 @@ def test_the_rank_that_is_furthest_behind_is_named(gpus: FakeNccl, clock: Clock)
         group.synchronize()
 
     outcomes = gpu_world(program, 3)
-    assert isinstance(outcomes[0], mh.DeadlineError), outcomes
+    assert isinstance(outcomes[0], oa.DeadlineError), outcomes
     assert "rank 2 did not come" in str(outcomes[0])
     assert outcomes[0].peer == 2
 
@@ -244,7 +244,7 @@ def test_those_that_are_left_go_on_with_their_gpus(gpus: FakeNccl) -> None:
                 raise KeyError("mine")
             group.all_reduce_async(x).synchronize()
             raise AssertionError
-        except mh.AbortedError:
+        except oa.AbortedError:
             pass
         with group.shrink() as left:
             assert (left.world_size, left.rank) == (2, {0: 0, 2: 1}[group.rank])
@@ -290,7 +290,7 @@ def test_synchronize_waits_for_copies_on_other_streams(gpus: FakeNccl, monkeypat
 
 
 def test_a_batch_takes_each_array_once(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.arrays.libraries import cupy as library
+    from oneaccord.arrays.libraries import cupy as library
 
     written: list[int] = []
     write = library.CuPyLibrary.write
@@ -310,7 +310,7 @@ def test_a_batch_takes_each_array_once(gpus: FakeNccl, monkeypatch: pytest.Monke
 
 
 def test_a_group_that_one_rank_cannot_open_is_told_to_all(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands_nccl.backend import NcclBackend
+    from oneaccord_nccl.backend import NcclBackend
 
     opened = NcclBackend.open_device
 
@@ -322,7 +322,7 @@ def test_a_group_that_one_rank_cannot_open_is_told_to_all(gpus: FakeNccl, monkey
     monkeypatch.setattr(NcclBackend, "open_device", open_device)
     outcomes = gpu_world(lambda group: group.split(0), 2)
     assert isinstance(outcomes[1], MemoryError)
-    assert isinstance(outcomes[0], mh.AbortedError), outcomes
+    assert isinstance(outcomes[0], oa.AbortedError), outcomes
     assert "rank 1 broke off opening the GPUs of group" in str(outcomes[0])
     assert str(outcomes[0]).endswith("with MemoryError: no room")
 
@@ -371,7 +371,7 @@ def test_synchronize_waits_for_every_stream(gpus: FakeNccl, last: str) -> None:
                     cupy.end_capture(other)
                 else:
                     group.all_reduce(empty)
-            with pytest.raises(mh.DeadlineError):
+            with pytest.raises(oa.DeadlineError):
                 group.synchronize(timeout_s=0.2)
         group.synchronize()
         assert x._view.tolist() == [3.0] * 4
@@ -394,7 +394,7 @@ def test_a_hang_on_a_stream_ends_at_the_deadline_whatever_other_streams_did_sinc
         group.barrier()
 
     outcomes = gpu_world(program, 2)
-    assert all(isinstance(outcome, mh.DeadlineError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.DeadlineError) for outcome in outcomes), outcomes
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -406,10 +406,10 @@ def test_of_a_batch_that_is_refused_nothing_is_launched(gpus: FakeNccl, wait: bo
         try:
             with batch:
                 works = [batch.all_reduce(x, out=x), batch.all_reduce(mine(group, dtype=np.int16))]
-        except mh.UnsupportedError:
+        except oa.UnsupportedError:
             assert wait
         for work in works:
-            with pytest.raises(mh.UnsupportedError, match="int32"):
+            with pytest.raises(oa.UnsupportedError, match="int32"):
                 work.wait()
         assert x.get().tolist() == [group.rank + 1.0] * 4
         assert group.all_reduce(x).get().tolist() == [3.0] * 4
@@ -419,7 +419,7 @@ def test_of_a_batch_that_is_refused_nothing_is_launched(gpus: FakeNccl, wait: bo
 
 def test_a_batch_is_in_order_with_each_arrays_own_stream(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where some arrays are CuPy's, and others torch's, whose current stream is another one."""
-    from manyhands.arrays.libraries.cupy import CuPyLibrary
+    from oneaccord.arrays.libraries.cupy import CuPyLibrary
 
     streams: dict[int, Any] = {}
 
@@ -432,11 +432,11 @@ def test_a_batch_is_in_order_with_each_arrays_own_stream(gpus: FakeNccl, monkeyp
     class Array(cupy.ndarray):
         pass
 
-    from manyhands.arrays import libraries
+    from oneaccord.arrays import libraries
 
     found = libraries.library_of
     other = Other()
-    monkeypatch.setattr("manyhands.arrays.buffers.library_of", lambda value: other if type(value) is Array else found(value))
+    monkeypatch.setattr("oneaccord.arrays.buffers.library_of", lambda value: other if type(value) is Array else found(value))
 
     def program(group: Group) -> list[float]:
         device = group.backend("nccl").device  # type: ignore[union-attr]
@@ -481,7 +481,7 @@ def test_waiting_for_a_work_in_a_capture_is_refused_and_breaks_nothing(gpus: Fak
         work = group.all_reduce_async(x)
         with stream:
             cupy.begin_capture(stream)
-            with pytest.raises(mh.UnsupportedError, match="wait before the capture"):
+            with pytest.raises(oa.UnsupportedError, match="wait before the capture"):
                 work.wait()
             assert not work.done() or work.exception() is None
             cupy.end_capture(stream)
@@ -491,7 +491,7 @@ def test_waiting_for_a_work_in_a_capture_is_refused_and_breaks_nothing(gpus: Fak
     must(gpu_world(program, 2))
 
 
-@pytest.mark.filterwarnings("ignore::manyhands.errors.GpuFallbackWarning")
+@pytest.mark.filterwarnings("ignore::oneaccord.errors.GpuFallbackWarning")
 def test_what_goes_through_the_host_is_there_on_every_device(gpus: FakeNccl) -> None:
     """The handle 0 of a stream means another one on each device."""
 
@@ -510,7 +510,7 @@ def test_no_other_gpu_is_woken(gpus: FakeNccl) -> None:
     found: list[set[int]] = []
 
     def body() -> None:
-        with mh.init(config={**NCCL, "backends": {"nccl": {"device": 2}}}, rank=0, world_size=1) as group:
+        with oa.init(config={**NCCL, "backends": {"nccl": {"device": 2}}}, rank=0, world_size=1) as group:
             cupy.cuda.Device(2).use()
             x = mine(group)
             group.all_reduce_async(x).synchronize()
@@ -578,7 +578,7 @@ TOLD_FIRST = {
 def test_a_mismatch_of_what_ranks_tell_each_other_first_is_found_before_anything_is_launched(gpus: FakeNccl, what: str) -> None:
     program, said = TOLD_FIRST[what]
     outcomes = gpu_world(program, 3, config=NCCL)
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 3
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * 3
     assert len({str(outcome) for outcome in outcomes}) == 1
     told = re.match(r"in \w+, rank (\d) has (.*), and rank (\d) has (.*)\n", str(outcomes[0]))
     assert told is not None, outcomes[0]

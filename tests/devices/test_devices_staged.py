@@ -13,12 +13,12 @@ from support.fake_gpu import fake_cupy as cupy
 from support.fake_gpu.fake_nccl import FakeNccl
 from support.waiting import until
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 __all__ = ["gpus"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::manyhands.errors.GpuFallbackWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::oneaccord.errors.GpuFallbackWarning")
 
 STAGED: dict[str, Any] = {"backend": "tcp", "gpu_fallback": "host", "gpu_staging": {"latency_s": 1e-9}}
 """Calls cost nothing but their bytes, so that the pieces are as small as they may be: 64 KiB."""
@@ -128,7 +128,7 @@ def test_results_go_to_out_whatever_its_layout_and_what_it_shares(log: Log) -> N
         assert bits(gathered.reshape(-1)) == bits(group.all_gather(x))
         assert group.all_reduce(x, out=x, reproducible=True) is x
         assert bits(x) == total
-        with pytest.raises(mh.SizeMismatchError, match="out= has shape"):
+        with pytest.raises(oa.SizeMismatchError, match="out= has shape"):
             group.all_reduce(x, out=cupy.zeros(3, np.float32))
 
     ranks(program, 2, config=STAGED)
@@ -158,7 +158,7 @@ def test_copies_of_the_pieces_around_it_run_while_a_piece_is_between_the_ranks(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each piece is held back before it is sent, until the GPU has copied the next one, and the one before back."""
-    from manyhands.calls.host.actions import HostPath
+    from oneaccord.calls.host.actions import HostPath
 
     run, moved = HostPath.run, {0: 0, 1: 0}
 
@@ -209,7 +209,7 @@ def test_a_mismatch_names_the_calls_of_the_user(gpus: FakeNccl, count: Any, said
         group.all_reduce(np.ones(COUNT, np.float32) if found is None else mine(group, found))
 
     outcomes = gpu_world(program, 2, config=STAGED)
-    assert {type(each) for each in outcomes} == {mh.CollectiveMismatchError}
+    assert {type(each) for each in outcomes} == {oa.CollectiveMismatchError}
     assert len({str(each) for each in outcomes}) == 1
     assert all(words in str(outcomes[0]) for words in said), outcomes[0]
     assert "piece 0" not in str(outcomes[0])
@@ -217,7 +217,7 @@ def test_a_mismatch_names_the_calls_of_the_user(gpus: FakeNccl, count: Any, said
 
 def test_ranks_that_cut_in_another_way_are_told(gpus: FakeNccl) -> None:
     """As where their configurations differ."""
-    from manyhands.arrays import costs
+    from oneaccord.arrays import costs
 
     def program(group: Group) -> None:
         if group.rank:
@@ -225,12 +225,12 @@ def test_ranks_that_cut_in_another_way_are_told(gpus: FakeNccl) -> None:
         group.all_reduce(mine(group, 1 << 20))
 
     outcomes = gpu_world(program, 2, config=STAGED)
-    assert {type(each) for each in outcomes} == {mh.CollectiveMismatchError}
+    assert {type(each) for each in outcomes} == {oa.CollectiveMismatchError}
     assert "in pieces of 16384 elements" in str(outcomes[0])
 
 
 def test_a_rank_that_dies_between_two_pieces_is_named(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.calls.host.actions import HostPath
+    from oneaccord.calls.host.actions import HostPath
 
     run, moved = HostPath.run, []
 
@@ -253,7 +253,7 @@ def test_a_rank_that_dies_between_two_pieces_is_named(gpus: FakeNccl, monkeypatc
 
     left, died = gpu_world(program, 2, config=STAGED)
     assert isinstance(died, ValueError)
-    assert isinstance(left, mh.AbortedError)
+    assert isinstance(left, oa.AbortedError)
     assert "rank 1 broke off all_reduce with ValueError: planted" in str(left)
 
 
@@ -268,7 +268,7 @@ def test_a_gpu_that_does_not_end_a_copy_is_a_deadline(gpus: FakeNccl) -> None:
                 group.all_reduce(x, timeout_s=0.5)
 
     outcomes = gpu_world(program, 2, config=STAGED)
-    assert {type(each) for each in outcomes} == {mh.DeadlineError}
+    assert {type(each) for each in outcomes} == {oa.DeadlineError}
     assert "the copy to the host has not ended" in str(outcomes[0])
     assert "all_reduce #" in str(outcomes[0])
 
@@ -300,7 +300,7 @@ def test_pinned_memory_is_used_again_and_given_back_when_the_group_is_closed(gpu
 
 
 def test_costs_choose_small_pieces_where_calls_are_cheap_and_none_where_they_are_not() -> None:
-    from manyhands.arrays.costs import MOST_PIECE_BYTES, Costs, piece_bytes
+    from oneaccord.arrays.costs import MOST_PIECE_BYTES, Costs, piece_bytes
 
     usual = Costs(100e-6, 2e9, 12e9)
     assert piece_bytes(usual, 1 << 18) == 1 << 18

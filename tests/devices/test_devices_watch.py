@@ -19,13 +19,13 @@ from support.gpu_programs import failure_seen
 from support.waiting import PATIENCE_S
 from support.worlds import must
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands.calls.devices.watch import DeviceWatch, Launched
-from manyhands.contract.header import CallSignature
-from manyhands.job.group_ranks import Members
-from manyhands_nccl.backend import NcclBackend
-from manyhands_nccl.channel import NcclChannel
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord.calls.devices.watch import DeviceWatch, Launched
+from oneaccord.contract.header import CallSignature
+from oneaccord.job.group_ranks import Members
+from oneaccord_nccl.backend import NcclBackend
+from oneaccord_nccl.channel import NcclChannel
 
 __all__ = ["clock", "gpus", "watched"]
 
@@ -75,7 +75,7 @@ def test_calls_that_follow_postpone_no_deadline(gpus: FakeNccl, clock: Clock, wa
         group.barrier()
 
     outcomes = gpu_world(program, 2)
-    assert all(isinstance(outcome, mh.DeadlineError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.DeadlineError) for outcome in outcomes), outcomes
     assert "all_reduce #2 was not done" in str(outcomes[0])
 
 
@@ -85,7 +85,7 @@ def test_a_deadline_of_ranks_that_agree_is_told_once(gpus: FakeNccl) -> None:
         if group.rank == 1:
             failure_seen(group)
             return ""
-        with pytest.raises(mh.DeadlineError) as caught:
+        with pytest.raises(oa.DeadlineError) as caught:
             group.all_reduce(mine(group, 7), timeout_s=0.3)
         return "".join(traceback.format_exception(caught.value))
 
@@ -117,7 +117,7 @@ def test_a_close_waits_for_a_look_at_the_streams_of_the_group(gpus: FakeNccl, mo
     destroyed_too_early: list[int] = []
 
     def recording(event: int, stream: int) -> None:
-        if stream in looks and threading.current_thread().name.startswith("manyhands-gpus-"):
+        if stream in looks and threading.current_thread().name.startswith("oneaccord-gpus-"):
             looks[stream].set()
             if ends[stream].wait(0.3):
                 destroyed_too_early.append(stream)
@@ -157,7 +157,7 @@ def test_a_job_that_ends_waits_for_the_close_of_its_groups(gpus: FakeNccl, monke
         return end(watch)
 
     def closing(channel: NcclChannel) -> None:
-        if threading.current_thread().name == "manyhands-gpus-close":
+        if threading.current_thread().name == "oneaccord-gpus-close":
             assert is_ending.wait(PATIENCE_S)
             is_aborted.wait(0.3)  # in vain
         close(channel)
@@ -182,7 +182,7 @@ def test_a_job_that_ends_waits_for_the_close_of_its_groups(gpus: FakeNccl, monke
 
 @pytest.mark.parametrize("call", ["all_reduce", "messages"])
 def test_streams_that_are_used_once_are_not_kept_for_ever(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    monkeypatch.setattr("manyhands.calls.devices.calls._CHECKED", 8)
+    monkeypatch.setattr("oneaccord.calls.devices.calls._CHECKED", 8)
 
     def program(group: Group) -> int:
         x = mine(group)
@@ -211,7 +211,7 @@ def test_the_default_stream_of_a_thread_cannot_be_captured(gpus: FakeNccl) -> No
             group.all_reduce(x, out=x)
             x.get()
             cupy.begin_capture(stream)
-            with pytest.raises(mh.UnsupportedError, match="capture a stream of your own"):
+            with pytest.raises(oa.UnsupportedError, match="capture a stream of your own"):
                 group.all_reduce(x, out=x)
             cupy.end_capture(stream)
 

@@ -16,8 +16,8 @@ from support.fake_gpu import fake_cupy as cupy
 from support.fake_gpu.fake_nccl import FakeNccl
 from support.waiting import until
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 __all__ = ["gpus"]
 
@@ -91,11 +91,11 @@ def test_results_go_where_out_says(gpus: FakeNccl) -> None:
         assert group.all_reduce(cupy.asarray(np.stack([x.get()] * 2, 1))[:, 1]).get().tolist() == [2052] * 4
         assert group.all_reduce(x, out=x) is x
         assert x.get().tolist() == [2052] * 4
-        with pytest.raises(mh.DTypeError, match="out= has dtype float32, and the result has float16"):
+        with pytest.raises(oa.DTypeError, match="out= has dtype float32, and the result has float16"):
             group.all_reduce(x, out=cupy.zeros(4, np.float32))
-        with pytest.raises(mh.SizeMismatchError):
+        with pytest.raises(oa.SizeMismatchError):
             group.all_reduce(x, out=cupy.zeros(3, np.float16))
-        with pytest.raises(mh.LayoutError, match="must be C-contiguous"):
+        with pytest.raises(oa.LayoutError, match="must be C-contiguous"):
             group.all_reduce_async(x, out=strided)
         assert group.all_reduce(cupy.zeros((0, 3), np.float16)).shape == (0, 3)
 
@@ -190,14 +190,14 @@ def test_synchronize_waits_for_a_conversion_whose_call_is_known_to_have_ended(
     def late(target: Any, source: Any) -> None:
         if target.dtype == np.float16:
             rank = cupy.cuda.runtime.getDevice()
-            until(lambda: f"manyhands-gpus-{rank}" in ended)  # of the call before it, the only one
+            until(lambda: f"oneaccord-gpus-{rank}" in ended)  # of the call before it, the only one
             fake_cuda.enqueue(cupy.cuda.get_current_stream().ptr, gates[rank].wait)
         copyto(target, source)
 
     def program(group: Group) -> None:
         out = cupy.zeros(4, np.float16)
         group.all_reduce(given(group, LARGE_FIRST), out=out)
-        with pytest.raises(mh.DeadlineError):
+        with pytest.raises(oa.DeadlineError):
             group.synchronize(timeout_s=0.2)
         gates[group.rank].set()
         group.synchronize()

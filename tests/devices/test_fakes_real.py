@@ -23,7 +23,7 @@ from support.fake_gpu.fake_cupy_parts import Flags, Pointer
 from support.fake_gpu.fake_driver import FakeDriver
 from support.fake_gpu.fake_nccl import FakeNccl
 
-from manyhands_nccl import _driver, _nccl, dtypes
+from oneaccord_nccl import _driver, _nccl, dtypes
 
 pytestmark = pytest.mark.peers
 

@@ -16,9 +16,9 @@ from support.gpu_ranks import _run as run_here
 from support.gpu_ranks import run_ranks
 from support.worlds import must
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands_nccl.communicator import wait_for_ends
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord_nccl.communicator import wait_for_ends
 
 __all__ = ["gpus"]
 
@@ -61,14 +61,14 @@ def test_training_ends_with_the_same_bits_on_all_ranks(gpus: FakeNccl, config: A
     assert bits == [bits[0]] * 4
 
 
-@pytest.mark.filterwarnings("ignore::manyhands.errors.GpuFallbackWarning")
+@pytest.mark.filterwarnings("ignore::oneaccord.errors.GpuFallbackWarning")
 def test_arrays_go_through_the_host(gpus: FakeNccl) -> None:
     must(ranks(gpu_programs.through_the_host, 2, config={**TCP, "gpu_fallback": "host"}))
 
 
 @pytest.mark.parametrize(
     ("program", "error"),
-    [(gpu_programs.mismatch, mh.CollectiveMismatchError), (gpu_programs.deadline, mh.DeadlineError)],
+    [(gpu_programs.mismatch, oa.CollectiveMismatchError), (gpu_programs.deadline, oa.DeadlineError)],
     ids=["mismatch", "deadline"],
 )
 @pytest.mark.parametrize("config", [NCCL, HYBRID], ids=["nccl", "hybrid"])
@@ -87,7 +87,7 @@ def test_memory(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cupy.cuda.runtime, "memGetInfo", free_and_all, raising=False)
     cupy.cuda.Device(0).use()
-    found = gpu_programs.memory(lambda: mh.init(config=NCCL, rank=0, world_size=1), cupy, settle_s=0.0)
+    found = gpu_programs.memory(lambda: oa.init(config=NCCL, rank=0, world_size=1), cupy, settle_s=0.0)
     assert found == [80 << 30] * 4
 
 
@@ -120,4 +120,4 @@ def test_what_a_program_raises_comes_back(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def lost(group: Group, xp: ModuleType, peer: str) -> None:
-    raise mh.PeerLostError(f"rank {peer} is gone", peer=int(peer))
+    raise oa.PeerLostError(f"rank {peer} is gone", peer=int(peer))

@@ -9,9 +9,9 @@ import pytest
 from support.fake_gpu import fake_cuda, fake_cupy, through_libcuda
 from support.waiting import until
 
-from manyhands.api import DeviceFailure
-from manyhands_nccl import _driver
-from manyhands_nccl._driver import Driver
+from oneaccord.api import DeviceFailure
+from oneaccord_nccl import _driver
+from oneaccord_nccl._driver import Driver
 
 
 @pytest.fixture

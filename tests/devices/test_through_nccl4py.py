@@ -14,7 +14,7 @@ from support.fake_gpu import fake_cuda, through_nccl4py
 from support.fake_gpu.compiled import compiler
 from support.fake_gpu.fake_nccl import FakeNccl
 
-from manyhands_nccl import _nccl
+from oneaccord_nccl import _nccl
 
 _UNSET = -2147483648
 _NEWER = (
@@ -167,11 +167,11 @@ def test_an_older_nccl_lacks_functions_and_the_plugin_runs_all_the_same(tmp_path
             fake = FakeNccl(22403)
             through_nccl4py.install(fake, "nccl4py", patch)
             cupy = fake_cupy.install(patch, 1)
-            import manyhands as mh
-            from manyhands_nccl import plugin
+            import oneaccord as oa
+            from oneaccord_nccl import plugin
 
             patch.setattr(plugin, "_DRIVER", None)
-            with mh.init(config={{"backend": "nccl"}}, rank=0, world_size=1) as group:
+            with oa.init(config={{"backend": "nccl"}}, rank=0, world_size=1) as group:
                 print(group.all_reduce(cupy.full(3, 2.0, np.float32)).get().tolist())
             for call in (lambda: raw.comm_revoke(raw.Comm(1), 0), lambda: raw.mem_alloc(8)):
                 try:

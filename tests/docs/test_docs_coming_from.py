@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import manyhands as mh
+import oneaccord as oa
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
-OWNERS: dict[str, Any] = {"group": mh.Group, "batch": mh.Group, "mesh": mh.DeviceMesh, "work": mh.Work, "mh": mh}
+OWNERS: dict[str, Any] = {"group": oa.Group, "batch": oa.Group, "mesh": oa.DeviceMesh, "work": oa.Work, "oa": oa}
 
 
 def code() -> Iterator[str]:

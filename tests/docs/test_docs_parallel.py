@@ -9,25 +9,25 @@ import numpy as np
 from support import preloaded
 from support.worlds import must, thread_world
 
-import manyhands as mh
-import manyhands_parallel as mp
+import oneaccord as oa
+import oneaccord_parallel as mp
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
 
 
 def test_the_first_program_does_what_the_page_shows(tmp_path):
     program = re.search(r"^```python\n(# line\.py\n.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    shown = re.search(r"^```console\n\$ manyhands ([^\n]+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    shown = re.search(r"^```console\n\$ oneaccord ([^\n]+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     assert program is not None
     assert shown is not None
     (tmp_path / "line.py").write_text(program[1], encoding="utf-8")
-    done = preloaded.run(["-m", "manyhands", *shown[1].split()], cwd=tmp_path)
+    done = preloaded.run(["-m", "oneaccord", *shown[1].split()], cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, shown[2], "")
 
 
 def test_the_way_from_one_placement_to_another_is_the_one_of_the_page():
     def program(group):
-        with mh.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
+        with oa.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
             d = mp.distribute(np.arange(24.0).reshape(4, 6), mesh, [mp.Shard(0), mp.Shard(0)])
             return "".join(f"{step}\n" for step in d.explain([mp.Replicate(), mp.Shard(0)]))
 

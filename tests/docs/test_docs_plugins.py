@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from support.worlds import free_port, must, on_threads, thread_world
 
-import manyhands as mh
-from manyhands.api import BackendUnavailableError, ConfigError, Group
-from manyhands.config.plugins import get_plugin_manager
+import oneaccord as oa
+from oneaccord.api import BackendUnavailableError, ConfigError, Group
+from oneaccord.config.plugins import get_plugin_manager
 
 
 class Error(Exception):
@@ -73,8 +73,8 @@ def backend() -> str:
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     library: Any = types.ModuleType("ponylib")
     library.VERSION, library.Error, library.ride = "1.2", Error, Ponies
-    module = types.ModuleType("manyhands_pony")
-    sys.modules |= {"ponylib": library, "manyhands_pony": module}
+    module = types.ModuleType("oneaccord_pony")
+    sys.modules |= {"ponylib": library, "oneaccord_pony": module}
     exec(compile(code, "plugins.md", "exec"), module.__dict__)
     get_plugin_manager().register(module, "pony")
     return "pony"
@@ -92,7 +92,7 @@ def world(program: Callable[[Group], Any], stables: list[str]) -> list[Any]:
 
     def body(rank: int) -> Any:
         config = {"backend": "pony", "rendezvous": {"address": address}, "backends": {"pony": {"stable": stables[rank]}}}
-        with mh.init(config=config, rank=rank, world_size=len(stables), timeout_s=20) as group:
+        with oa.init(config=config, rank=rank, world_size=len(stables), timeout_s=20) as group:
             return program(group)
 
     return on_threads(body, len(stables))
@@ -110,7 +110,7 @@ def test_library_backend_of_the_page_performs_collectives(stable: str, count: in
 
 def test_library_backend_of_the_page_names_a_mismatch(stable: str):
     for error in world(lambda group: group.all_reduce(np.ones(4 + group.rank)), [stable] * 2):
-        assert isinstance(error, mh.CollectiveMismatchError)
+        assert isinstance(error, oa.CollectiveMismatchError)
 
 
 def test_library_backend_of_the_page_ends_with_the_job(stable: str):
@@ -121,7 +121,7 @@ def test_library_backend_of_the_page_ends_with_the_job(stable: str):
 
     waiting, failed = world(program, [stable] * 2)
     assert isinstance(failed, KeyError)
-    assert isinstance(waiting, mh.AbortedError)
+    assert isinstance(waiting, oa.AbortedError)
 
 
 def test_library_backend_of_the_page_compares_settings(stable: str):

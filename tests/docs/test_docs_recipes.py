@@ -39,8 +39,8 @@ def test_a_recipe_does_what_the_page_shows(blocks: list[tuple[str, str]], tmp_pa
         else:
             assert language == "console"
             for command, shown in re.findall(r"^\$ ([^\n]+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-                words = ["-m", *command.split()] if command.startswith("manyhands ") else command.split()[1:]
-                if command.startswith(("manyhands ", "python ")):
+                words = ["-m", *command.split()] if command.startswith("oneaccord ") else command.split()[1:]
+                if command.startswith(("oneaccord ", "python ")):
                     done = preloaded.run(words, cwd=tmp_path)
                 else:
                     done = subprocess.run(

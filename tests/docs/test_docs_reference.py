@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 from support.scripts import module_of
 
-import manyhands
-from manyhands.contract import hookspecs
+import oneaccord
+from oneaccord.contract import hookspecs
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "make_reference.py"
@@ -51,10 +51,10 @@ def test_every_public_name_stands_there_and_every_link_leads_somewhere(tool: Mod
         names |= {f"{module}.{name}" for name in exported(f"{package.__name__}.{module}")}
     if which == "PARALLEL":  # a module within one of these
         names = names - {"torch.functional"} | {
-            f"torch.functional.{name}" for name in exported("manyhands_parallel.torch_functional")
+            f"torch.functional.{name}" for name in exported("oneaccord_parallel.torch_functional")
         }
     if which == "API":  # what programs use as well stands on their page
-        names = names.difference(manyhands.__all__) | {name for name in hookspecs.__all__ if name.startswith("manyhands_")}
+        names = names.difference(oneaccord.__all__) | {name for name in hookspecs.__all__ if name.startswith("oneaccord_")}
     page = reference.file.read_text(encoding="utf-8")
     assert {tool.anchor(name) for name in names} <= anchors_of(tool, page)
     for file, anchor in re.findall(r"\]\(([\w-]*\.md|)#(\w+)\)", page):
@@ -75,7 +75,7 @@ def exported(module: str) -> list[str]:
 def test_an_argument_without_a_word_is_told(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "sample"
     package.mkdir()
-    (tmp_path / "manyhands.py").write_text('"""Nothing."""\n__all__ = []\n')
+    (tmp_path / "oneaccord.py").write_text('"""Nothing."""\n__all__ = []\n')
     words = "Do it.\n\n    Parameters\n    ----------\n    told\n        A word.\n    "
     (package / "__init__.py").write_text(
         f'"""A sample."""\n__all__ = ["f"]\n\n\ndef f(told: int, *, silent: int = 0) -> None:\n    """{words}"""\n'

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.scripts import module_of
 
-from manyhands.control import client_states, store_states
+from oneaccord.control import client_states, store_states
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -26,7 +26,7 @@ def test_the_digits_example_fails_when_it_learns_too_little(repository, run_pyth
         'Path(__file__).parent / "data" / "digits.csv"', f"Path({str(data)!r})"
     )
     (tmp_path / "weak.py").write_text(weak, encoding="utf-8")
-    answer = run_python("-m", "manyhands", "run", "-n", "1", "weak.py")
+    answer = run_python("-m", "oneaccord", "run", "-n", "1", "weak.py")
     assert answer.returncode == 1, answer.stdout + answer.stderr
     assert "test accuracy 0." in answer.stdout
 
@@ -42,7 +42,7 @@ def test_the_digits_are_the_1797_images_of_the_source(repository):
 
 
 def test_the_digits_example_gives_the_same_on_several_ranks(repository, run_python):
-    command = ["-m", "manyhands", "run", "-n", "3", "--backend", "tcp", repository / "examples" / "train_digits.py"]
+    command = ["-m", "oneaccord", "run", "-n", "3", "--backend", "tcp", repository / "examples" / "train_digits.py"]
     answer = run_python(*command)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "weights on all 3 rank(s): bit-identical" in answer.stdout
@@ -52,14 +52,14 @@ def test_the_digits_example_gives_the_same_on_several_ranks(repository, run_pyth
 
 
 def test_the_line_to_change_in_the_examples_config_is_there(repository):
-    settings = tomllib.loads((repository / "examples" / "manyhands.toml").read_text(encoding="utf-8"))
+    settings = tomllib.loads((repository / "examples" / "oneaccord.toml").read_text(encoding="utf-8"))
     assert settings == {"backend": "tcp"}
 
 
 @pytest.mark.peers
 def test_the_digits_example_in_torch_learns_the_same_on_one_rank_and_on_several(repository, run_python):
     script = repository / "examples" / "train_digits_torch.py"
-    for command in ([script], ["-m", "manyhands", "run", "-n", "3", "--no-prefix", "--backend", "tcp", script]):
+    for command in ([script], ["-m", "oneaccord", "run", "-n", "3", "--no-prefix", "--backend", "tcp", script]):
         answer = run_python(*command)
         assert answer.returncode == 0, answer.stdout + answer.stderr
         accuracy = re.search(r"test accuracy (\d\.\d+)", answer.stdout)

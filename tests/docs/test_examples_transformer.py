@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import manyhands_parallel as mp
+import oneaccord_parallel as mp
 
 SMALLER = {
     "VOCABULARY, CONTEXT = len(CHARACTERS), 64": "VOCABULARY, CONTEXT = len(CHARACTERS), 8",
@@ -29,7 +29,7 @@ def train(repository, run_python, tmp_path):
     def run(world_size, backend, mesh, steps, folder, *options, script="train_transformer.py"):
         launch = ["run", "-n", str(world_size), *(["--backend", backend] if backend else [])]
         words = [script, *mesh, "--steps", str(steps), "--dtype", "float64", "--sample", "0", "--checkpoint", folder, *options]
-        answer = run_python("-m", "manyhands", *launch, *words)
+        answer = run_python("-m", "oneaccord", *launch, *words)
         assert answer.returncode == 0, answer.stdout + answer.stderr
         assert f"step {steps}/{steps}" in answer.stdout
         return np.array(mp.describe(mp.latest(tmp_path / folder)).extra)
@@ -56,7 +56,7 @@ def test_the_transformer_has_the_losses_of_one_process_on_every_mesh_and_goes_on
 @pytest.mark.timeout(300)
 def test_the_transformer_learns_to_write(repository, run_python):
     answer = run_python(
-        "-m", "manyhands", "run", "-n", "4", repository / "examples" / "train_transformer.py", *THREE_AXES, timeout_s=250
+        "-m", "oneaccord", "run", "-n", "4", repository / "examples" / "train_transformer.py", *THREE_AXES, timeout_s=250
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
 

@@ -1,4 +1,4 @@
-"""A program in a simulated world next to `manyhands simulate`, which runs the same schedules without a program."""
+"""A program in a simulated world next to `oneaccord simulate`, which runs the same schedules without a program."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-import manyhands_simulated as simulated
-from manyhands.api import NETWORKS
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands.schedule.steps import Collective
-from manyhands_lab.simulation import simulate
+import oneaccord_simulated as simulated
+from oneaccord.api import NETWORKS
+from oneaccord.schedule.algorithms.registry import BUILTIN
+from oneaccord.schedule.steps import Collective
+from oneaccord_lab.simulation import simulate
 
 
 def durations(name: str, size: int, nbytes: int, network: str, eager_bytes: int = 0) -> tuple[float, float]:

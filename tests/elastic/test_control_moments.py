@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.control_worlds import Network, network_of
 
-from manyhands.control.protocol import Leave, Progress
+from oneaccord.control.protocol import Leave, Progress
 
 STORE, SUCCESSOR = 0, 1
 _MOMENTS = 16

@@ -1,4 +1,4 @@
-"""`manyhands.elastic`: a function that goes on with those that are left, from what was committed last."""
+"""`oneaccord.elastic`: a function that goes on with those that are left, from what was committed last."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from support.fault_tools import Nursery
 
-import manyhands as mh
-from manyhands_simulated.running import Simulation
+import oneaccord as oa
+from oneaccord_simulated.running import Simulation
 
 TRAINING = """
-@mh.elastic(state=lambda: {"step": 0, "trail": [], "weights": np.zeros(3)}, timeout_s=30)
+@oa.elastic(state=lambda: {"step": 0, "trail": [], "weights": np.zeros(3)}, timeout_s=30)
 def train(group, generation, state, steps):
     tell("generation", number=generation, step=state["step"], now=group.rank, of=group.world_size)
     while state["step"] < steps:
@@ -134,7 +134,7 @@ def at_step(group, generation, state):
 )
 def test_what_would_fail_for_ever_is_raised_on_all_ranks(nursery: Nursery, failing: str, kind: str, generations: int) -> None:
     program = f"""
-@mh.elastic
+@oa.elastic
 def train(group, generation, state):
     tell("generation", number=generation)
     {failing}
@@ -160,7 +160,7 @@ def step(group, array):
     except ValueError:
         while True:
             group.all_reduce(array)
-@mh.elastic(timeout_s=30)
+@oa.elastic(timeout_s=30)
 def train(group, generation, state):
     if generation == 0:
         array = np.ones(9)
@@ -183,10 +183,10 @@ def test_it_is_called_once_where_nothing_fails_and_rank_0s_state_is_that_of_all(
 
     def start() -> dict[str, Any]:
         made.append(1)
-        return {"a": [1, 2.5], "b": {"c": mh.sleep.__name__}}
+        return {"a": [1, 2.5], "b": {"c": oa.sleep.__name__}}
 
-    @mh.elastic(state=start)
-    def train(group: mh.Group, generation: int, state: mh.ElasticState, plus: int, *, times: int) -> Any:
+    @oa.elastic(state=start)
+    def train(group: oa.Group, generation: int, state: oa.ElasticState, plus: int, *, times: int) -> Any:
         """Train."""
         assert generation == 0
         return dict(state), group.world_size, plus * times
@@ -199,13 +199,13 @@ def test_it_is_called_once_where_nothing_fails_and_rank_0s_state_is_that_of_all(
 
 
 def test_a_state_that_is_none_is_refused() -> None:
-    with pytest.raises(mh.UsageError, match="state must be a dict"):
-        mh.elastic(state=[1])  # type: ignore[call-overload]
+    with pytest.raises(oa.UsageError, match="state must be a dict"):
+        oa.elastic(state=[1])  # type: ignore[call-overload]
 
 
 def test_a_rank_that_is_stopped_is_named_and_nobody_goes_on_beside_it(nursery: Nursery) -> None:
     program = """
-@mh.elastic(timeout_s=5)
+@oa.elastic(timeout_s=5)
 def train(group, generation, state):
     tell("running")
     while True:

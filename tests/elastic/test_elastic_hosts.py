@@ -1,4 +1,4 @@
-"""`manyhands run --nnodes --max-restarts`: each host's launcher replaces its own ranks, and a host that has died is taken in again."""
+"""`oneaccord run --nnodes --max-restarts`: each host's launcher replaces its own ranks, and a host that has died is taken in again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def say(words):
         print(words, flush=True)
 
 def at_step(group, generation, state):
-    is_old = "MANYHANDS_NEWCOMER" not in os.environ
+    is_old = "ONEACCORD_NEWCOMER" not in os.environ
     newcomers = group.all_reduce(np.array(float(not is_old)))
     is_full = group.world_size == 4
     if is_old and is_full and rank == "1" and state["step"] == 10 and newcomers == 0:
@@ -46,7 +46,7 @@ def at_step(group, generation, state):
         os.kill(os.getpid(), 9)
 """
 LATE = """
-if "MANYHANDS_NEWCOMER" in os.environ:
+if "ONEACCORD_NEWCOMER" in os.environ:
     time.sleep(60)
 
 def at_step(group, generation, state):
@@ -62,14 +62,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start one of two hosts, whose ranks die as a program says, on loopback."""
     script = tmp_path / "train.py"
     address = f"127.0.0.1:{free_port()}"
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")}
     jobs: list[Started] = []
 
     def start(node_rank: int, dying: str = DYING, *options: str) -> Started:
         script.write_text(TRAINING + dying + "train()", encoding="utf-8")
         words = [
             "-m",
-            "manyhands",
+            "oneaccord",
             "run",
             "-n",
             "2",
@@ -80,7 +80,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             *(options or ("--max-restarts", "1")),
         ]
         words += ["--node-rank", str(node_rank), "--rendezvous", address, str(script)]
-        jobs.append(Started(words, cwd=tmp_path, environ=clean | BEARING | {"MANYHANDS_SECRET": "the secret of the test"}))
+        jobs.append(Started(words, cwd=tmp_path, environ=clean | BEARING | {"ONEACCORD_SECRET": "the secret of the test"}))
         return jobs[-1]
 
     yield start

@@ -1,4 +1,4 @@
-"""`manyhands run --max-restarts`: new ranks come in the place of those that have died, and get their state over the group."""
+"""`oneaccord run --max-restarts`: new ranks come in the place of those that have died, and get their state over the group."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import pytest
 from campaigns import campaign_elastic
 from support import preloaded
 
-from manyhands.cli.main import main
+from oneaccord.cli.main import main
 
 TRAINING = """
 import json, os, sys, time
 import numpy as np
-import manyhands as mh
+import oneaccord as oa
 
 rank = os.environ["RANK"]
 
-@mh.elastic(state=lambda: {"step": 0, "weights": np.zeros(3)}, timeout_s=30)
+@oa.elastic(state=lambda: {"step": 0, "weights": np.zeros(3)}, timeout_s=30)
 def train(group, generation, state):
-    print(json.dumps({"generation": generation, "size": group.world_size, "step": state["step"], "is_new": "MANYHANDS_NEWCOMER" in os.environ}))
+    print(json.dumps({"generation": generation, "size": group.world_size, "step": state["step"], "is_new": "ONEACCORD_NEWCOMER" in os.environ}))
     while state["step"] < 40:
         at_step(group, generation, state)
         state["weights"] += group.all_reduce(np.ones(3), op="mean")
@@ -59,7 +59,7 @@ def elastic(
 ) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(program, encoding="utf-8")
-    words = ["-m", "manyhands", "run", "--no-prefix", "--backend", "tcp", *options, script]
+    words = ["-m", "oneaccord", "run", "--no-prefix", "--backend", "tcp", *options, script]
     return preloaded.run(words, cwd=folder, environ={**os.environ, **bearing})
 
 
@@ -157,11 +157,11 @@ def test_the_deaths_of_the_store_and_its_successor_are_told_alike(tmp_path: Path
     program = """
 import os
 import numpy as np
-import manyhands as mh
-from manyhands.control import timing
+import oneaccord as oa
+from oneaccord.control import timing
 
 timing.COMING_S = 5.0  # how long they look for each other before each speaks for itself: a busy machine must not matter
-group = mh.init()
+group = oa.init()
 try:
     pids = group.all_gather_object(os.getpid())
     if group.rank == 4:
@@ -169,7 +169,7 @@ try:
         os.kill(pids[1], 9)
     while True:
         group.all_reduce(np.ones(3))
-except mh.PeerLostError as error:
+except oa.PeerLostError as error:
     print(error.peer, error.args[0])
 group.shrink(timeout_s=30).close()
 """
@@ -188,7 +188,7 @@ def at_step(group, generation, state):
     if group.world_size < 3 and state["step"] == 39:
         time.sleep(0.02)
         state["step"] -= 1
-if "MANYHANDS_NEWCOMER" in os.environ:
+if "ONEACCORD_NEWCOMER" in os.environ:
     while not os.path.exists("alone"):
         time.sleep(0.01)
 """
@@ -211,7 +211,7 @@ def at_step(group, generation, state):
     if generation and group.world_size <= 2:
         time.sleep(0.02)
         state["step"] -= 1
-if "MANYHANDS_NEWCOMER" in os.environ:
+if "ONEACCORD_NEWCOMER" in os.environ:
     while not os.path.exists("alone"):
         time.sleep(0.01)
 """
@@ -238,7 +238,7 @@ def test_without_restarts_the_launcher_says_how_the_job_would_have_gone_on(tmp_p
     answer = elastic(tmp_path, program, "-n", "2", bearing={})
     assert answer.returncode == 128 + 9
     assert answer.stderr.splitlines()[-1] == (
-        "manyhands run: the program has an elastic function; with --max-restarts N, it goes on after a failure, and others come in the places of "
+        "oneaccord run: the program has an elastic function; with --max-restarts N, it goes on after a failure, and others come in the places of "
         "ranks that fail"
     )
 
@@ -246,7 +246,7 @@ def test_without_restarts_the_launcher_says_how_the_job_would_have_gone_on(tmp_p
 def test_a_newcomer_that_cannot_start_is_replaced_in_its_turn(tmp_path: Path) -> None:
     broken = """
 import os
-if "MANYHANDS_NEWCOMER" in os.environ:
+if "ONEACCORD_NEWCOMER" in os.environ:
     try:
         os.close(os.open("tried", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -264,7 +264,7 @@ def test_who_was_cut_off_and_is_replaced_does_not_fail_the_job(tmp_path: Path) -
     program = """
 def at_step(group, generation, state):
     if rank == "1" and generation == 0 and state["step"] == 10:
-        raise mh.PeerLostError("rank 0 cannot be reached", peer=0)
+        raise oa.PeerLostError("rank 0 cannot be reached", peer=0)
 """
     answer = elastic(tmp_path, TRAINING + program + ENDING, "-n", "3", "--max-restarts", "1")
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -286,7 +286,7 @@ def at_step(group, generation, state):
 
 def test_a_newcomer_that_is_configured_differently_is_told_so(tmp_path: Path) -> None:
     program = (
-        'import os\nif "MANYHANDS_NEWCOMER" in os.environ:\n    os.environ["MANYHANDS_REPRODUCIBLE"] = "1"\n'
+        'import os\nif "ONEACCORD_NEWCOMER" in os.environ:\n    os.environ["ONEACCORD_REPRODUCIBLE"] = "1"\n'
         + TRAINING
         + "DEATHS = 1"
         + DYING

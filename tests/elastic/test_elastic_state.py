@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import manyhands as mh
-from manyhands_simulated.running import Simulation
+import oneaccord as oa
+from oneaccord_simulated.running import Simulation
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024 - one of a program's own
 
@@ -34,8 +34,8 @@ class Settings:
 def travelled(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what two ranks begin with, when rank 0 has made it."""
 
-    @mh.elastic(state=lambda: content)
-    def train(group: mh.Group, generation: int, state: mh.ElasticState) -> dict[str, Any]:
+    @oa.elastic(state=lambda: content)
+    def train(group: oa.Group, generation: int, state: oa.ElasticState) -> dict[str, Any]:
         return dict(state)
 
     run = Simulation(2).execute(lambda _: train())
@@ -98,17 +98,17 @@ class Vector(np.ndarray):  # type: ignore[type-arg]
     ids=["dataclass", "enum", "namedtuple", "counter", "date", "function", "generator", "objects", "subclass", "surrogate"],
 )
 def test_what_could_not_travel_as_it_is_is_refused_when_it_is_committed(value: object, words: str) -> None:
-    state = mh.ElasticState()
+    state = oa.ElasticState()
     state["step"] = 1
     state.commit()
     state["cfg"] = {"x": (0, value)}
-    with pytest.raises(mh.UsageError, match=f"commit\\(\\) cannot keep {'.*' if 'state' not in words[:6] else ''}{words}"):
+    with pytest.raises(oa.UsageError, match=f"commit\\(\\) cannot keep {'.*' if 'state' not in words[:6] else ''}{words}"):
         state.commit()
 
 
 def test_a_state_that_is_nested_too_deep_to_be_read_again_is_refused() -> None:
     nested: list[Any] = []
-    state = mh.ElasticState()
+    state = oa.ElasticState()
     for _ in range(90):
         nested = [nested]
     state["x"] = nested
@@ -117,16 +117,16 @@ def test_a_state_that_is_nested_too_deep_to_be_read_again_is_refused() -> None:
     for _ in range(20):
         nested = [nested]
     state["x"] = nested
-    with pytest.raises(mh.UsageError, match="more than 100 levels deep"):
+    with pytest.raises(oa.UsageError, match="more than 100 levels deep"):
         state.commit()
 
 
 def test_the_first_state_is_checked_too() -> None:
-    @mh.elastic(state={"cfg": Settings()})
-    def train(group: mh.Group, generation: int, state: mh.ElasticState) -> None: ...
+    @oa.elastic(state={"cfg": Settings()})
+    def train(group: oa.Group, generation: int, state: oa.ElasticState) -> None: ...
 
     run = Simulation(2).execute(lambda _: train())
-    assert isinstance(run.errors[0], mh.UsageError)
+    assert isinstance(run.errors[0], oa.UsageError)
     assert str(run.errors[0]).startswith("elastic() cannot keep state['cfg'], a ")
 
 
@@ -152,9 +152,9 @@ def test_tensors_of_torch_come_as_they_were() -> None:
         torch.optim.Adam(other.parameters()).load_state_dict(state["optimizer"])
         assert state["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.999)
 
-    kept = mh.ElasticState()
+    kept = oa.ElasticState()
     kept["loss"] = weight.sum()
-    with pytest.raises(mh.UsageError, match=r"x\.detach\(\)"):
+    with pytest.raises(oa.UsageError, match=r"x\.detach\(\)"):
         kept.commit()
 
 

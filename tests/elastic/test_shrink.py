@@ -13,10 +13,10 @@ from support.shrink_tools import GOING_ON, LOSING, SHRINKING, going_on, places, 
 from support.waiting import until
 from support.worlds import must, over_sockets
 
-import manyhands as mh
-import manyhands_simulated
-from manyhands.api import Group
-from manyhands.control.protocol import Report
+import oneaccord as oa
+import oneaccord_simulated
+from oneaccord.api import Group
+from oneaccord.control.protocol import Report
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from manyhands.control.protocol import Report
 def test_the_survivors_of_a_kill_go_on_in_a_group_of_their_own(
     nursery: Nursery, backend: str, victims: tuple[int, ...]
 ) -> None:
-    with nursery.ranks(GOING_ON + LOSING + SHRINKING, 4, MANYHANDS_BACKEND=backend) as ranks:
+    with nursery.ranks(GOING_ON + LOSING + SHRINKING, 4, ONEACCORD_BACKEND=backend) as ranks:
         ranks.start().await_facts("running")
         for victim in victims:
             ranks.signal(victim, signal.SIGKILL)
@@ -73,38 +73,38 @@ def a_split_that_is_left_by_the_programs_own_error(group: Group) -> None:
     with group.split(0) as part:
         try:
             revoked(part, group)
-        except mh.AbortedError as error:
+        except oa.AbortedError as error:
             raise RuntimeError("a step has failed") from error
 
 
 @block
 def a_split_in_which_it_is_caught(group: Group) -> None:
-    with group.split(0) as part, pytest.raises(mh.AbortedError):
+    with group.split(0) as part, pytest.raises(oa.AbortedError):
         revoked(part, group)
 
 
 @block
 def a_mesh(group: Group) -> None:
-    with mh.DeviceMesh(group, (2, 2), ("a", "b")) as mesh:
+    with oa.DeviceMesh(group, (2, 2), ("a", "b")) as mesh:
         revoked(mesh.group("a"), group)
 
 
 @block
 def a_mesh_of_a_mesh(group: Group) -> None:
-    with mh.DeviceMesh(group, (2, 2), ("a", "b")) as mesh, mesh.submesh("b", "a") as part:
+    with oa.DeviceMesh(group, (2, 2), ("a", "b")) as mesh, mesh.submesh("b", "a") as part:
         revoked(part.parent, group)
 
 
 @block
 def a_mesh_in_which_it_is_caught(group: Group) -> None:
-    with mh.DeviceMesh(group, (4,)) as mesh, pytest.raises(mh.AbortedError):
+    with oa.DeviceMesh(group, (4,)) as mesh, pytest.raises(oa.AbortedError):
         revoked(mesh.group(0), group)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_group_shrinks_although_its_failure_left_the_block_of_a_part(name: str) -> None:
     def program(group: Group) -> int:
-        with contextlib.suppress(mh.AbortedError, RuntimeError):
+        with contextlib.suppress(oa.AbortedError, RuntimeError):
             BLOCKS[name](group)
         assert "failed" in repr(group)
         with group.shrink() as fresh:
@@ -117,7 +117,7 @@ def test_a_group_shrinks_although_its_failure_left_the_block_of_a_part(name: str
 def test_the_survivors_go_on_although_the_death_left_the_block_of_a_part(nursery: Nursery) -> None:
     """On rank 0, which holds the store, and on the others."""
     program = """
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 with group.split(0) as part:
     tell("running")
     until_lost(part)
@@ -133,7 +133,7 @@ def test_a_group_that_shrank_can_shrink_again(nursery: Nursery) -> None:
     program = (
         GOING_ON
         + """
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 group.barrier()
 tell("running")
 for _ in range(2):
@@ -145,7 +145,7 @@ for _ in range(2):
 group.close()
 """
     )
-    with nursery.ranks(program, 5, MANYHANDS_RANKS_PER_HOST="2") as ranks:
+    with nursery.ranks(program, 5, ONEACCORD_RANKS_PER_HOST="2") as ranks:
         ranks.start().await_facts("running")
         ranks.signal(1, signal.SIGKILL)
         ranks.await_facts("works", 4)
@@ -179,14 +179,14 @@ def test_one_rank_after_the_other_may_die_rank_0_and_whoever_follows_it_first(nu
     program = (
         GOING_ON
         + """
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 while group.world_size > 1:
     group.barrier()
     tell("works", rank=group.rank, size=group.world_size, was=rank)
     try:
         while True:
             group.all_reduce(np.ones(10))
-    except mh.PeerLostError as error:
+    except oa.PeerLostError as error:
         tell("lost", peer=error.peer)
     group = group.shrink()
 tell("works", rank=group.rank, size=group.world_size, was=rank)
@@ -213,13 +213,13 @@ def test_who_neither_shrinks_nor_ends_is_named_on_all_who_wait_for_it_and_all_ma
         until(lambda: repr(group).endswith("failed>"))
         if group.rank < 2:
             asking.wait(30)
-            with pytest.raises(mh.DeadlineError) as caught:
+            with pytest.raises(oa.DeadlineError) as caught:
                 group.shrink(timeout_s=2 if group.rank == 0 else 30)
             assert (caught.value.peer, caught.value.operation) == (2, "shrink")
             assert str(caught.value) == (
                 "the group did not shrink within 2 s: rank 2 did not call shrink(), and did not end either; every survivor must call it"
             )
-            with pytest.raises(mh.ClosedError, match=r"the group is closed; call shrink\(\) again, or close\(\) the group"):
+            with pytest.raises(oa.ClosedError, match=r"the group is closed; call shrink\(\) again, or close\(\) the group"):
                 group.barrier()
         told.wait(50)
         with group.shrink() as fresh:
@@ -295,7 +295,7 @@ elif rank == 4:
 def test_with_nobody_lost_the_same_ranks_go_on(failure: Callable[[Group], object]) -> None:
     def program(group: Group) -> tuple[int, int]:
         group.barrier()
-        with contextlib.suppress(mh.CommError):
+        with contextlib.suppress(oa.CommError):
             failure(group)
         with group.shrink() as fresh:
             use(fresh)
@@ -306,20 +306,20 @@ def test_with_nobody_lost_the_same_ranks_go_on(failure: Callable[[Group], object
 
 def test_a_group_that_is_well_does_not_shrink() -> None:
     def program(group: Group) -> None:
-        with pytest.raises(mh.UsageError) as caught:
+        with pytest.raises(oa.UsageError) as caught:
             group.shrink()
         assert str(caught.value) == (
             "shrink() is for a group that has failed, but this one has not: continue to use it, or use subgroup()"
         )
-        with pytest.raises(mh.UsageError, match=r"made by split\(\) or subgroup\(\): call it on the group of all ranks"):
+        with pytest.raises(oa.UsageError, match=r"made by split\(\) or subgroup\(\): call it on the group of all ranks"):
             group.split(0).shrink()
-        with pytest.raises(mh.UsageError):
+        with pytest.raises(oa.UsageError):
             group.shrink(timeout_s=-1)
         use(group)
         group.close()
-        with pytest.raises(mh.ClosedError) as closed:
+        with pytest.raises(oa.ClosedError) as closed:
             group.shrink()
-        assert str(closed.value) == "the group is closed, and cannot shrink; make another one with manyhands.init()"
+        assert str(closed.value) == "the group is closed, and cannot shrink; make another one with oneaccord.init()"
 
     must(over_sockets(program))
 
@@ -333,10 +333,10 @@ def held():
     return sorted(os.readlink(f"/proc/self/fd/{fd}").split(":")[0] for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}"))
 
 def threads():
-    return sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("manyhands-work"))
+    return sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("oneaccord-work"))
 
 before = held(), threads()
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 half = group.split(0)
 half.barrier()
 group.barrier()
@@ -354,7 +354,7 @@ assert (held(), threads()) == before, (held(), threads(), before)
 tell("clean")
 """
     )
-    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
+    with nursery.ranks(program, 4, ONEACCORD_BACKEND=backend) as ranks:
         ranks.start().await_facts("running")
         ranks.signal(1, signal.SIGKILL)
         ranks.await_facts("clean", 3)
@@ -364,28 +364,28 @@ tell("clean")
 
 
 def test_after_an_interrupted_call_a_world_of_one_gets_a_fresh_group() -> None:
-    with mh.init() as group:
+    with oa.init() as group:
         group._job.fail(Report("aborted", "enough", 0))
-        with pytest.raises(mh.AbortedError):
+        with pytest.raises(oa.AbortedError):
             group.barrier()
         with group.shrink() as fresh:
             assert (fresh.rank, fresh.world_size, fresh.all_reduce([2.0]).tolist()) == (0, 1, [2.0])
-        with pytest.raises(mh.ClosedError):
+        with pytest.raises(oa.ClosedError):
             group.barrier()
 
 
 def test_ranks_of_a_simulated_world_cannot_shrink() -> None:
-    def program(group: mh.Group) -> str:
+    def program(group: oa.Group) -> str:
         try:
             group.barrier()
-        except mh.PeerLostError:
-            with pytest.raises(mh.UnsupportedError, match="these are threads of a simulated world"):
+        except oa.PeerLostError:
+            with pytest.raises(oa.UnsupportedError, match="these are threads of a simulated world"):
                 group.shrink()
-            with pytest.raises(mh.PeerLostError):  # it stays as it was
+            with pytest.raises(oa.PeerLostError):  # it stays as it was
                 group.barrier()
         return "told"
 
-    done = manyhands_simulated.run(
-        program, 3, faults=[manyhands_simulated.Kill(rank=1, operation="barrier", nth=0)], check=False
+    done = oneaccord_simulated.run(
+        program, 3, faults=[oneaccord_simulated.Kill(rank=1, operation="barrier", nth=0)], check=False
     )
     assert done.results == ["told", None, "told"]

@@ -11,7 +11,7 @@ from support.shrink_tools import GOING_ON, LOSING, SHRINKING, going_on
 from support.waiting import until
 
 DYING = """
-import manyhands.group.forming, manyhands.job, manyhands.group.shrinking
+import oneaccord.group.forming, oneaccord.job, oneaccord.group.shrinking
 def stand_still(owner, name):
     \"\"\"Let the second call of a function be the last thing that this rank does.\"\"\"
     plain, calls = getattr(owner, name), []
@@ -24,10 +24,10 @@ def stand_still(owner, name):
     setattr(owner, name, wrapped)
 """
 STANDING = {
-    "before it asks": (1, "manyhands.control.recovery.Recovery, 'shrink'"),
-    "before it comes": (2, "manyhands.job.job.Job, 'meet'"),
-    "before it starts the backend": (2, "manyhands.job.job.Job, 'start_backend'"),
-    "at the very end": (1, "manyhands.group.shrinking, 'finish'"),
+    "before it asks": (1, "oneaccord.control.recovery.Recovery, 'shrink'"),
+    "before it comes": (2, "oneaccord.job.job.Job, 'meet'"),
+    "before it starts the backend": (2, "oneaccord.job.job.Job, 'start_backend'"),
+    "at the very end": (1, "oneaccord.group.shrinking, 'finish'"),
 }
 
 
@@ -47,7 +47,7 @@ if rank == 2:
         + LOSING
         + SHRINKING
     )
-    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
+    with nursery.ranks(program, 4, ONEACCORD_BACKEND=backend) as ranks:
         ranks.start().await_facts("running")
         ranks.signal(1, signal.SIGKILL)
         ranks.await_facts("stands", 1)
@@ -62,16 +62,16 @@ def test_who_comes_late_still_learns_of_a_death_and_goes_on(nursery: Nursery) ->
         + DYING
         + """
 if rank == 2:
-    stand_still(manyhands.job.job.Job, "meet")
+    stand_still(oneaccord.job.job.Job, "meet")
 if rank == 3:
-    plain = manyhands.group.shrinking._Shrinking.meet
+    plain = oneaccord.group.shrinking._Shrinking.meet
     def late(self, *args):
         if not asked:
             asked.append(1)
             tell("stands")
             until_told_to_go()
         return plain(self, *args)
-    asked, manyhands.group.shrinking._Shrinking.meet = [], late
+    asked, oneaccord.group.shrinking._Shrinking.meet = [], late
 """
         + LOSING
         + SHRINKING
@@ -91,11 +91,11 @@ def test_who_cannot_go_on_for_a_reason_of_its_own_is_left_out(nursery: Nursery) 
         GOING_ON
         + LOSING
         + """
-import manyhands.job.job
+import oneaccord.job.job
 if rank == 2:
     def broken(*args):
         raise MemoryError("no room for another backend")
-    manyhands.job.job.Job.start_backend = broken
+    oneaccord.job.job.Job.start_backend = broken
     attempt(group.shrink)
     sys.exit()
 """
@@ -110,7 +110,7 @@ if rank == 2:
 
 
 LATE_CARDS = """
-from manyhands.control.connection import Control
+from oneaccord.control.connection import Control
 plain = Control.give_card
 def giving(self, name, card, members):
     if name == NAME and armed:
@@ -142,7 +142,7 @@ def test_nobody_comes_out_of_a_shrink_in_which_one_died_as_if_all_were_well(nurs
         + f"NAME = {name!r}"
         + LATE_CARDS
         + """
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 group.barrier()
 armed.append(True)
 tell("running")
@@ -150,7 +150,7 @@ until_lost(group)
 """
         + SHRINKING
     )
-    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
+    with nursery.ranks(program, 4, ONEACCORD_BACKEND=backend) as ranks:
         ranks.start().await_facts("running")
         ranks.signal(1, signal.SIGKILL)
         ranks.await_facts("stands", 2)
@@ -164,9 +164,9 @@ def test_who_cannot_open_the_memory_of_a_rank_that_has_just_died_goes_on_without
     program = (
         GOING_ON
         + """
-import manyhands.control.store
-from manyhands_shm.segment import CannotOpenError, Segment
-told, opened, armed = manyhands.control.store.Store._lose, Segment.open.__func__, []
+import oneaccord.control.store
+from oneaccord_shm.segment import CannotOpenError, Segment
+told, opened, armed = oneaccord.control.store.Store._lose, Segment.open.__func__, []
 def told_late(self, *lost):
     self._loop.call_later(0.3, lambda: told(self, *lost))
 def cannot(cls, *args):
@@ -174,24 +174,24 @@ def cannot(cls, *args):
         armed.clear()
         raise CannotOpenError("its process has gone")
     return opened(cls, *args)
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 group.barrier()
 tell("running")
 until_lost(group)
 armed.append(True)
 Segment.open = classmethod(cannot)
-manyhands.control.store.Store._lose = told_late
-give = manyhands.control.connection.Control.give_card
+oneaccord.control.store.Store._lose = told_late
+give = oneaccord.control.connection.Control.give_card
 def giving(self, name, card, members):
     give(self, name, card, members)
     if name == "shm, opened" and rank == 2:
         time.sleep(0.05)
         os._exit(9)
-manyhands.control.connection.Control.give_card = giving
+oneaccord.control.connection.Control.give_card = giving
 """
         + SHRINKING
     )
-    with nursery.ranks(program, 4, MANYHANDS_BACKEND="shm") as ranks:
+    with nursery.ranks(program, 4, ONEACCORD_BACKEND="shm") as ranks:
         ranks.start().await_facts("running")
         ranks.signal(1, signal.SIGKILL)
         going_on(ranks, {0, 3})
@@ -228,7 +228,7 @@ def test_rank_0_may_die_before_the_others_have_come_to_it_and_after_its_successo
         + DYING
         + """
 if rank == 0:
-    stand_still(manyhands.job.job.Job, "meet")
+    stand_still(oneaccord.job.job.Job, "meet")
 """
         + WATCHING
         + SHRINKING
@@ -293,8 +293,8 @@ def test_who_was_told_to_go_on_asks_again_where_the_first_of_them_was_not_told(n
         """
 import socket
 socket.gethostname = lambda: f"host{rank // 2}"
-import manyhands.control.standby_store
-send = manyhands.control.standby_store.StandbyStore._send
+import oneaccord.control.standby_store
+send = oneaccord.control.standby_store.StandbyStore._send
 def sending(self, to, message):
     if rank == 2 and type(message).__name__ == "Shrunk":
         if to == 1:
@@ -302,13 +302,13 @@ def sending(self, to, message):
         if to == 3:
             self._loop.call_later(0.1, lambda: os._exit(9))
     send(self, to, message)
-manyhands.control.standby_store.StandbyStore._send = sending
+oneaccord.control.standby_store.StandbyStore._send = sending
 """
         + GOING_ON
         + LOSING
         + SHRINKING
     )
-    with nursery.ranks(program, 4, MANYHANDS_BACKEND="tcp") as ranks:
+    with nursery.ranks(program, 4, ONEACCORD_BACKEND="tcp") as ranks:
         ranks.start().await_facts("running")
         ranks.signal(0, signal.SIGKILL)
         going_on(ranks, {1, 3})
@@ -320,7 +320,7 @@ def test_who_was_not_told_that_all_have_come_does_not_go_on_beside_who_was(nurse
         """
 import socket
 socket.gethostname = lambda: f"host{rank // 3}"
-from manyhands.net.frames import FrameConnection
+from oneaccord.net.frames import FrameConnection
 queue, told = FrameConnection._queue, []
 def telling(self, frame):
     queue(self, frame)
@@ -340,11 +340,11 @@ while not isinstance(group, Exception):
         group.barrier()
         until_told_to_go()
         break
-    except mh.PeerLostError:
+    except oa.PeerLostError:
         group = attempt(group.shrink, timeout_s=30)
 """
     )
-    with nursery.ranks(program, 4, MANYHANDS_BACKEND="tcp") as ranks:
+    with nursery.ranks(program, 4, ONEACCORD_BACKEND="tcp") as ranks:
         ranks.start().await_facts("running")
         ranks.signal(0, signal.SIGKILL)
         (left_behind,) = ranks.await_facts("raised", 1)

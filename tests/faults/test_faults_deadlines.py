@@ -13,8 +13,8 @@ import pytest
 from support.fault_tools import Nursery, until_blocked
 from support.worlds import must, over_sockets, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 TIMEOUT_S = 0.4
 # Every operation, as ranks 0 and 1 call it while rank 2 never does.
@@ -47,7 +47,7 @@ def test_each_operation_ends_at_its_deadline_and_names_who_is_late(operation: st
         group.barrier()
 
     errors = thread_world(program, 3, "simulated")
-    assert [(type(error), error.peer) for error in errors] == [(mh.DeadlineError, 2)] * 3
+    assert [(type(error), error.peer) for error in errors] == [(oa.DeadlineError, 2)] * 3
     assert len({str(error) for error in errors}) == 1
     text = str(errors[0])
     assert f"within {TIMEOUT_S:g} s" in text
@@ -69,7 +69,7 @@ def test_processes_end_at_a_deadline_and_name_who_is_late(nursery: Nursery, oper
             until_blocked(thread)
             tell("waiting")
 
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         tell("ready")
         if rank == 0:
@@ -97,7 +97,7 @@ def test_processes_end_at_a_deadline_and_name_who_is_late(nursery: Nursery, oper
 
 def test_who_has_closed_does_not_stay_for_one_that_is_stopped_when_the_job_has_failed(nursery: Nursery) -> None:
     program = """
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         tell("running")
         if rank == 0:
             attempt(group.close, timeout_s=0.3)
@@ -161,7 +161,7 @@ def test_a_thread_that_finds_the_group_busy_gives_up_alone() -> None:
             thread.start()
             until_blocked(thread)
             with pytest.raises(
-                mh.DeadlineError, match="an earlier collective on this group was still running; nothing was sent"
+                oa.DeadlineError, match="an earlier collective on this group was still running; nothing was sent"
             ):
                 group.barrier(timeout_s=0.2)
             group.send(np.zeros(1), 1)
@@ -199,7 +199,7 @@ def test_close_from_another_thread_wakes_a_call(call: Callable[[Group], object])
         finally:
             thread.join()
 
-    assert isinstance(over_sockets(program)[0], mh.ClosedError)
+    assert isinstance(over_sockets(program)[0], oa.ClosedError)
 
 
 HELD = """
@@ -222,20 +222,20 @@ tell("held", before=before, after=eventually(before))
 USES = {
     "closed": """
 def use():
-    with mh.init(timeout_s=30) as group:
+    with oa.init(timeout_s=30) as group:
         assert group.all_reduce(np.ones(1))[0] == 2
         group.sendrecv(np.ones(1), 1 - rank, 1 - rank)
 """,
     "failed": """
 def use():
-    with mh.init(timeout_s=30) as group:
+    with oa.init(timeout_s=30) as group:
         attempt(group.all_reduce, np.ones(1 + rank))
-    with mh.init(timeout_s=30) as group:  # which is not disturbed
+    with oa.init(timeout_s=30) as group:  # which is not disturbed
         assert group.all_reduce(np.ones(1))[0] == 2
 """,
     "never met": """
 def use():
-    attempt(mh.init, timeout_s=0.3)
+    attempt(oa.init, timeout_s=0.3)
 """,
 }
 

@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 from support.fault_tools import Nursery
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 OVER_TCP = """
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 for case in CASES:
     group = case(group)
 group.close()
 """
-# A simulated world gets a process of its own, too: a thread that a test runner keeps could make a call, for all that manyhands knows.
+# A simulated world gets a process of its own, too: a thread that a test runner keeps could make a call, for all that oneaccord knows.
 SIMULATED = """
-import manyhands_simulated
-from manyhands.api import current_rank
+import oneaccord_simulated
+from oneaccord.api import current_rank
 _tell = tell
 def tell(what, **facts):
     _tell(what, **{"rank": current_rank(), **facts})
 config = {"backends": {"simulated": {"eager_bytes": 65536}}}  # as the others, which carry small messages that nobody receives yet
 for case in CASES:
-    manyhands_simulated.run(case, RANKS, timeout_s=30, check=False, config=config)
+    oneaccord_simulated.run(case, RANKS, timeout_s=30, check=False, config=config)
 """
 
 
@@ -57,7 +57,7 @@ DEADLOCKS = {
     ),
     "works that wait for each other": "group.recv_async((group.rank + 1) % 3).wait()",
     "any of works of which none can end": (
-        "next(mh.as_completed([group.recv_async((group.rank + step) % 3) for step in (1, 2)])).wait()"
+        "next(oa.as_completed([group.recv_async((group.rank + step) % 3) for step in (1, 2)])).wait()"
     ),
     "several works in flight": (
         "[work.wait() for work in [group.barrier_async(), group.recv_async((group.rank + 1) % 3)][::-1]]"
@@ -164,7 +164,7 @@ RESCUES = {
             work = group.recv_async(1)
             try:
                 work.wait(timeout_s=1.0)
-            except mh.DeadlineError:
+            except oa.DeadlineError:
                 group.send(np.ones(1), 1)
             work.wait()
         else:
@@ -176,7 +176,7 @@ RESCUES = {
             work = group.recv_async(1)
             try:
                 group.recv(1, timeout_s=1.0)
-            except mh.DeadlineError:
+            except oa.DeadlineError:
                 group.send(np.ones(1), 1)
             work.wait()
         else:
@@ -227,7 +227,7 @@ def test_a_call_of_a_signal_handler_in_the_midst_of_another_call_is_refused_at_o
         def interrupt():
             until_blocked(threading.main_thread())
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-        with mh.init(timeout_s=30) as group:
+        with oa.init(timeout_s=30) as group:
             if rank == 0:
                 threading.Thread(target=interrupt, daemon=True).start()
             else:
@@ -253,7 +253,7 @@ def test_a_send_that_nobody_received_is_told_at_close(world: Callable[..., Any])
             group.send(np.ones(3), 1) if group.rank == 0 else group.recv(0)
 
     for error in world.outcomes(program, 2):  # type: ignore[attr-defined]
-        assert isinstance(error, mh.CollectiveMismatchError)
+        assert isinstance(error, oa.CollectiveMismatchError)
         assert "rank 0 sent 3 array(s) to rank 1, which received 2" in str(error)
 
 
@@ -262,7 +262,7 @@ def test_a_large_send_that_nobody_receives_is_told_when_its_receiver_closes(worl
         if group.rank == 0:
             group.send(np.zeros(8 << 20), 1)
 
-    with pytest.raises((mh.PeerLostError, mh.CollectiveMismatchError), match=r"rank 1.*(closed its|left the) group"):
+    with pytest.raises((oa.PeerLostError, oa.CollectiveMismatchError), match=r"rank 1.*(closed its|left the) group"):
         world(program, 2)
 
 

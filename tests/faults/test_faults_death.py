@@ -16,8 +16,8 @@ from support.fault_tools import LONG_BEFORE_S, TELLING_JOINS, Nursery, Ranks
 from support.waiting import until
 from support.worlds import over_sockets
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 PROMISE_S = 1.0
 """Within what time a dead rank is named on every survivor, on a machine that has the time for it."""
@@ -36,7 +36,7 @@ def assert_lost(ranks: Ranks, victim: int, killed_at: float) -> float:
 
 
 CALLING = """
-    with mh.init(timeout_s=30) as group:
+    with oa.init(timeout_s=30) as group:
         x = np.zeros(1 << 20, np.float32)
         group.all_reduce(x, out=x)
         tell("running")
@@ -86,7 +86,7 @@ def test_kill_while_others_wait(nursery: Nursery, waiting: str, victim: int) -> 
     program = f"""
 VICTIM = {victim}
 WAITING = [rank for rank in range(world_size) if rank != VICTIM]
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 group.barrier()
 tell("running")
 if rank == VICTIM:
@@ -100,8 +100,8 @@ if rank == VICTIM:
 
 def test_rank_0_may_die_while_it_tells_the_others_that_all_have_left(nursery: Nursery) -> None:
     program = """
-        from manyhands.control.protocol import Farewell
-        from manyhands.control.store import Store
+        from oneaccord.control.protocol import Farewell
+        from oneaccord.control.store import Store
 
         if rank == 0:
             send = Store._send
@@ -114,7 +114,7 @@ def test_rank_0_may_die_while_it_tells_the_others_that_all_have_left(nursery: Nu
                     store._loop.call_later(0.0, lambda: os.kill(os.getpid(), 9))
 
             Store._send = send_to_rank_1_alone
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         attempt(group.close)
         tell("closed")
@@ -125,7 +125,7 @@ def test_rank_0_may_die_while_it_tells_the_others_that_all_have_left(nursery: Nu
         assert sorted(fact["rank"] for fact in ranks.facts if fact["what"] == "closed") == [1, 2, 3]
 
 
-JOINING = TELLING_JOINS + "attempt(mh.init, timeout_s=30)"
+JOINING = TELLING_JOINS + "attempt(oa.init, timeout_s=30)"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -141,7 +141,7 @@ def test_kill_while_the_ranks_meet(nursery: Nursery, victim: int) -> None:
 
 def test_a_stopped_rank_is_named_when_the_time_is_up_and_learns_it_when_it_goes_on(nursery: Nursery) -> None:
     program = """
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         tell("ready")
         until_told_to_go()  # so that those who go on come to their calls at about the same time
@@ -174,7 +174,7 @@ def test_where_rank_0_stands_still_every_survivor_says_that_and_names_nobody_els
     nursery: Nursery, calls: str, backend: str
 ) -> None:
     program = f"""
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         tell("ready")
         until_told_to_go()
@@ -184,7 +184,7 @@ def test_where_rank_0_stands_still_every_survivor_says_that_and_names_nobody_els
         attempt(group.barrier)
         os._exit(3)
     """
-    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
+    with nursery.ranks(program, 4, ONEACCORD_BACKEND=backend) as ranks:
         ranks.start().await_facts("ready")
         ranks.signal(0, signal.SIGSTOP)
         ranks.go()
@@ -198,7 +198,7 @@ def test_where_rank_0_stands_still_every_survivor_says_that_and_names_nobody_els
 
 def test_whom_a_late_rank_waits_for_is_not_named_where_it_waits_for_a_stopped_one(nursery: Nursery) -> None:
     program = """
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         tell("ready")
         until_told_to_go()
@@ -216,7 +216,7 @@ def test_whom_a_late_rank_waits_for_is_not_named_where_it_waits_for_a_stopped_on
 
 def test_a_rank_that_ends_without_close_leaves_as_if_it_had(nursery: Nursery) -> None:
     program = """
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         tell("ended")
     """
@@ -227,7 +227,7 @@ def test_a_rank_that_ends_without_close_leaves_as_if_it_had(nursery: Nursery) ->
 
 def test_a_rank_that_ends_early_without_close_is_found_by_those_that_wait(nursery: Nursery) -> None:
     program = """
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         if rank != 1:
             attempt(group.recv, 1)
@@ -257,7 +257,7 @@ def test_what_leaves_the_block_of_a_group_on_one_rank_reaches_all(error: BaseExc
     outcomes = over_sockets(program, 3)
     assert outcomes[1] is error
     for told in outcomes[::2]:
-        assert (type(told), told.peer, str(told)) == (mh.AbortedError, 1, f"rank 1 ended with {words}")
+        assert (type(told), told.peer, str(told)) == (oa.AbortedError, 1, f"rank 1 ended with {words}")
 
 
 ENDING = {
@@ -272,7 +272,7 @@ ENDING = {
 @pytest.mark.parametrize("ending", ENDING)
 def test_what_ends_one_process_outside_of_a_block_frees_the_others(nursery: Nursery, ending: str) -> None:
     program = f"""
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         if rank == 1:
             {ending}
@@ -289,7 +289,7 @@ def test_what_ends_one_process_outside_of_a_block_frees_the_others(nursery: Nurs
 
 def test_ctrl_c_in_one_rank_frees_the_others(nursery: Nursery) -> None:
     program = """
-        with mh.init(timeout_s=30) as group:
+        with oa.init(timeout_s=30) as group:
             group.barrier()
             tell("running")
             # Another thread could send: without it these ranks, which wait for each other, would be told so on a slow machine.
@@ -337,7 +337,7 @@ def ends(calls: list[Callable[[], object]]) -> list[BaseException | None]:
         try:
             call()
             told.append(None)
-        except mh.CommError as error:
+        except oa.CommError as error:
             told.append(error)
     return told
 
@@ -361,10 +361,10 @@ def test_after_a_failure_each_later_call_raises_the_same_cause() -> None:
         return told, ends([group.close, group.barrier])
 
     for told, after in failing(calls):
-        assert {(type(error), error.peer) for error in told} == {(mh.AbortedError, 1)}
+        assert {(type(error), error.peer) for error in told} == {(oa.AbortedError, 1)}
         assert len({str(error) for error in told}) == 1
         assert after[0] is None
-        assert type(after[1]) is mh.ClosedError
+        assert type(after[1]) is oa.ClosedError
 
 
 def test_a_failure_that_no_call_has_told_is_told_by_close_once() -> None:
@@ -372,7 +372,7 @@ def test_a_failure_that_no_call_has_told_is_told_by_close_once() -> None:
         until_failed(group)
         return ends([group.close, group.close])
 
-    assert [[type(error) for error in told] for told in failing(calls)] == [[mh.AbortedError, type(None)]] * 2
+    assert [[type(error) for error in told] for told in failing(calls)] == [[oa.AbortedError, type(None)]] * 2
 
 
 CALLS: dict[str, tuple[Callable[[Group], Any], int | None]] = {
@@ -415,7 +415,7 @@ def test_who_loses_a_rank_is_told_that_a_work_ended() -> None:
 def test_an_error_survives_pickling_with_all_that_it_knows() -> None:
     for rank, error in enumerate(over_sockets(lambda group: group.all_reduce(np.zeros(3 + group.rank)))):
         copy = pickle.loads(pickle.dumps(error))
-        assert type(copy) is type(error) is mh.CollectiveMismatchError
+        assert type(copy) is type(error) is oa.CollectiveMismatchError
         assert (str(copy), copy.rank, copy.peer, copy.operation, copy.sequence) == (
             str(error),
             rank,

@@ -50,7 +50,7 @@ def fork():
 import multiprocessing
 faulthandler.cancel_dump_traceback_later()  # a child that ends as any Python would wait for its thread
 
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     def in_child():
         for call in (group.barrier, lambda: group.all_reduce(np.ones(1)), lambda: group.send(np.ones(1), 1 - rank), group.close):
             attempt(call)
@@ -72,7 +72,7 @@ with mh.init(timeout_s=30) as group:
 def test_a_killed_rank_is_noticed_although_its_child_lives(nursery: Nursery, victim: int) -> None:
     program = f"""
         import signal
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.all_reduce(np.ones(1))
         if rank == {victim}:
             child = os.fork()
@@ -101,8 +101,8 @@ def test_every_handle_says_in_a_child_that_it_was_inherited_and_what_to_do(nurse
     program = """
         import asyncio
         faulthandler.cancel_dump_traceback_later()
-        with mh.init(timeout_s=30) as group:
-            mesh = mh.DeviceMesh(group, (2, 1), ("a", "b"))
+        with oa.init(timeout_s=30) as group:
+            mesh = oa.DeviceMesh(group, (2, 1), ("a", "b"))
             half = group.split(0)
             work = group.recv_async(1 - rank)
             async def awaited(work):
@@ -114,7 +114,7 @@ def test_every_handle_says_in_a_child_that_it_was_inherited_and_what_to_do(nurse
                 "all_reduce": lambda: group.all_reduce(np.ones(1)), "send": lambda: group.send(np.ones(1), 1 - rank),
                 "recv": lambda: group.recv(1 - rank), "async": lambda: group.barrier_async(), "object": lambda: group.broadcast_object(1),
                 "empty": lambda: group.empty(3), "split": lambda: group.split(0), "shrink": group.shrink, "coalesce": coalesced,
-                "half": half.barrier, "mesh": lambda: mesh.group("a").barrier(), "new mesh": lambda: mh.DeviceMesh(group, (2,), ("a",)),
+                "half": half.barrier, "mesh": lambda: mesh.group("a").barrier(), "new mesh": lambda: oa.DeviceMesh(group, (2,), ("a",)),
                 "submesh": lambda: mesh.submesh("a"), "wait": work.wait, "done": work.done, "exception": work.exception,
                 "callback": lambda: work.add_done_callback(print), "await": lambda: asyncio.run(asyncio.wait_for(awaited(work), 40)),
             }
@@ -141,19 +141,19 @@ def test_every_handle_says_in_a_child_that_it_was_inherited_and_what_to_do(nurse
 
 def test_a_child_of_a_rank_that_calls_init_is_refused_in_words(nursery: Nursery) -> None:
     program = """
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     group.barrier()
     child = os.fork()
     if not child:
-        attempt(mh.init)
-        attempt(lambda: mh.init(rank=0, world_size=1).close())
+        attempt(oa.init)
+        attempt(lambda: oa.init(rank=0, world_size=1).close())
         os._exit(0)
     os.waitpid(child, 0)
-    code = "import manyhands as mh\\ntry: mh.init()\\nexcept mh.RendezvousError as error: print(error)"
+    code = "import oneaccord as oa\\ntry: oa.init()\\nexcept oa.RendezvousError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     tell("child", printed=done.stdout, errors=done.stderr)
     tell("sum", value=float(group.all_reduce(np.ones(1))[0]))
-code = "import os; print('MANYHANDS_JOINED' in os.environ)"
+code = "import os; print('ONEACCORD_JOINED' in os.environ)"
 tell("after", printed=subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
 """
     with nursery.ranks("import subprocess\n" + program, 2) as ranks:

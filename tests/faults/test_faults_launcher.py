@@ -1,4 +1,4 @@
-"""Failures of jobs that `manyhands run` started: what the user reads last, the exit code, and that nothing stays behind."""
+"""Failures of jobs that `oneaccord run` started: what the user reads last, the exit code, and that nothing stays behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREAMBLE = """
 import os, signal, sys, time
 alive = os.open(os.environ["ALIVE"], os.O_WRONLY)
 import numpy as np
-import manyhands as mh
+import oneaccord as oa
 rank = int(os.environ["RANK"])
 def ready():
     os.write(alive, b"%d\\n" % os.getpid())
@@ -40,9 +40,9 @@ class Launch:
         clean = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("MANYHANDS_", "SLURM_", "PMI")) or name == "MANYHANDS_TRACEBACK"
+            if not name.startswith(("ONEACCORD_", "SLURM_", "PMI")) or name == "ONEACCORD_TRACEBACK"
         }
-        words = ["-m", "manyhands", "run", "-n", str(ranks), "--backend", "tcp", *options, script]
+        words = ["-m", "oneaccord", "run", "-n", str(ranks), "--backend", "tcp", *options, script]
         self._out = directory / "output"
         environ = clean | BEARING | {"ALIVE": str(alive), "COLUMNS": "200", "NO_COLOR": "1"}
         self.job = Started(words, cwd=directory, environ=environ, out=self._out)
@@ -83,13 +83,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def test_the_traceback_of_the_rank_that_raised_is_shown_last(start: Start) -> None:
     launch = start("""
-        with mh.init() as group:
+        with oa.init() as group:
             group.barrier()
             if rank == 1:
                 raise ValueError("no such digit: 11")
             try:
                 group.recv(1)
-            except mh.AbortedError as error:
+            except oa.AbortedError as error:
                 print(f"peer={error.peer}: {error}", flush=True)
                 raise
     """)
@@ -99,14 +99,14 @@ def test_the_traceback_of_the_rank_that_raised_is_shown_last(start: Start) -> No
     lines = [line for line in out.splitlines() if "peer=" in line]
     assert all(line.endswith(told) for line in lines)
     assert err.rstrip().splitlines()[-1] == "ValueError: no such digit: 11"
-    last = err[err.rindex("manyhands run: rank 1 failed first: exit code 1") :]
-    assert "manyhands run: the error of rank 1:\nTraceback (most recent call last):" in last
+    last = err[err.rindex("oneaccord run: rank 1 failed first: exit code 1") :]
+    assert "oneaccord run: the error of rank 1:\nTraceback (most recent call last):" in last
     assert 'raise ValueError("no such digit: 11")' in last
 
 
 def test_kill_9_of_one_rank_ends_the_job(start: Start) -> None:
     launch = start("""
-        with mh.init() as group:
+        with oa.init() as group:
             group.barrier()
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -114,7 +114,7 @@ def test_kill_9_of_one_rank_ends_the_job(start: Start) -> None:
     """)
     code, _, err = launch.finish()
     assert code == 128 + signal.SIGKILL
-    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in err
+    assert "oneaccord run: rank 1 failed first: killed by SIGKILL" in err
     assert "PeerLostError: rank 1 was lost" in err
 
 
@@ -123,7 +123,7 @@ def test_kill_9_of_one_rank_ends_the_job(start: Start) -> None:
 )
 def test_a_signal_ends_all(start: Start, number: signal.Signals, whom: str) -> None:
     launch = start("""
-        with mh.init() as group:
+        with oa.init() as group:
             group.barrier()
             ready()
             x = np.zeros(1 << 16)
@@ -138,7 +138,7 @@ def test_a_signal_ends_all(start: Start, number: signal.Signals, whom: str) -> N
     code, _, err = launch.finish()
     assert code == 128 + number
     summary = err[err.index("-" * 80) :].splitlines()
-    assert summary[1] == f"manyhands run: ended by {number.name}, when the ranks were here:"
+    assert summary[1] == f"oneaccord run: ended by {number.name}, when the ranks were here:"
     # One may still be on its way from saying that it is ready.
     assert all(re.fullmatch(r"  ranks? [012, -]+: (in all_reduce )?at program\.py:\d+", line) for line in summary[2:]), summary
     named = (
@@ -156,7 +156,7 @@ def test_after_sigterm_ranks_have_the_time_that_was_given_and_the_launcher_says_
         """
         import signal, time
         from pathlib import Path
-        with mh.init() as group:
+        with oa.init() as group:
             told = []
             signal.signal(signal.SIGTERM, lambda *_: told.append(1))
             group.barrier()
@@ -178,7 +178,7 @@ def test_after_sigterm_ranks_have_the_time_that_was_given_and_the_launcher_says_
     code, out, err = launch.finish()
     assert code == 128 + signal.SIGTERM
     assert sorted(out.splitlines()) == [f"[{rank}] saved" for rank in range(3)]
-    assert err.endswith("manyhands run: ended by SIGTERM\n")
+    assert err.endswith("oneaccord run: ended by SIGTERM\n")
 
 
 @pytest.mark.parametrize("ended", [0, 1])
@@ -187,8 +187,8 @@ def test_a_rank_that_ends_before_init_is_not_waited_for(start: Start, ended: int
         if rank != {ended}:
             began = time.monotonic()
             try:
-                mh.init(timeout_s=600)
-            except mh.PeerLostError as error:
+                oa.init(timeout_s=600)
+            except oa.PeerLostError as error:
                 print(error.peer, error)
             assert time.monotonic() - began < 300
     """)
@@ -206,7 +206,7 @@ def test_sigusr1_to_the_launcher_reaches_the_ranks_that_handle_it(start: Start, 
         heard = []
         if rank == 2:
             signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
-        with mh.init() as group:
+        with oa.init() as group:
             if rank == 1:
                 signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # the signal would end it
             group.barrier()
@@ -222,7 +222,7 @@ def test_sigusr1_to_the_launcher_reaches_the_ranks_that_handle_it(start: Start, 
     )
     launch.until_ready(3)
     os.kill(launch.job.pid, signal.SIGUSR1)
-    launch.job.await_words("manyhands run: SIGUSR1 was passed on to 2 of 3 running ranks")
+    launch.job.await_words("oneaccord run: SIGUSR1 was passed on to 2 of 3 running ranks")
     until(lambda: list(records.glob("*.json")))
     # The others have written nothing: their program has its own use for the signal.
     assert [json.loads(path.read_bytes())["rank"] for path in records.glob("*.json")] == [0]
@@ -234,7 +234,7 @@ def test_sigusr1_to_the_launcher_reaches_the_ranks_that_handle_it(start: Start, 
 
 def test_a_mismatch_is_read_by_the_user_in_words(start: Start) -> None:
     launch = start("""
-        with mh.init() as group:
+        with oa.init() as group:
             group.all_reduce(np.zeros(3 if rank else 4))
     """)
     code, out, err = launch.finish()
@@ -250,7 +250,7 @@ def test_what_several_ranks_would_say_alike_is_said_once(start: Start) -> None:
     launch = start("""
         def step(group):
             group.all_reduce(np.ones(2), op='no such')
-        with mh.init() as group:
+        with oa.init() as group:
             group.barrier()
             step(group)
     """)
@@ -262,33 +262,33 @@ def test_what_several_ranks_would_say_alike_is_said_once(start: Start) -> None:
 MISTAKEN = """
         def step(group):
             group.all_reduce(np.zeros(3 if rank else 4))
-        with mh.init() as group:
+        with oa.init() as group:
             step(group)
 """
 
 
 def test_tracebacks_hold_the_users_frames(start: Start) -> None:
     _, _, err = start(MISTAKEN).finish()
-    last = err[err.index("manyhands run: the error of rank") :]
+    last = err[err.index("oneaccord run: the error of rank") :]
     assert re.findall(r"File .*/(.*)\", line \d+, in (.*)", last) == [("program.py", "<module>"), ("program.py", "step")]
-    assert ", without the frames inside manyhands (MANYHANDS_TRACEBACK=full shows them):" in last
+    assert ", without the frames inside oneaccord (ONEACCORD_TRACEBACK=full shows them):" in last
     assert "collectives.py" not in err
 
 
 @pytest.mark.parametrize("backend", ["tcp", "simulated"])
 def test_tracebacks_are_whole_where_that_is_asked_for(start: Start, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    monkeypatch.setenv("MANYHANDS_TRACEBACK", "full")
+    monkeypatch.setenv("ONEACCORD_TRACEBACK", "full")
     _, _, err = start(MISTAKEN, 3, "--backend", backend).finish()
     last = err[err.index("-" * 80) :]
     assert "in step\n" in last
     assert "collectives.py" in last
-    assert "MANYHANDS_TRACEBACK" not in last
+    assert "ONEACCORD_TRACEBACK" not in last
 
 
 def test_two_groups_one_after_the_other_meet_at_the_launchers_socket(start: Start) -> None:
     launch = start("""
         for _ in range(3):
-            with mh.init() as group:
+            with oa.init() as group:
                 print(group.all_reduce(np.ones(1))[0], flush=True)
     """)
     code, out, err = launch.finish()
@@ -297,13 +297,13 @@ def test_two_groups_one_after_the_other_meet_at_the_launchers_socket(start: Star
 
 
 GOING_ON = """
-    group = mh.init(timeout_s=30)
+    group = oa.init(timeout_s=30)
     try:
         group.barrier()
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         group.barrier()
-    except mh.PeerLostError:
+    except oa.PeerLostError:
         group = group.shrink()
     time.sleep(1.5)  # longer than ranks have that are to end
     print(f"one of {group.all_gather_object(rank)}", flush=True)
@@ -317,15 +317,15 @@ def test_with_keep_going_the_survivors_of_a_kill_end_well(start: Start) -> None:
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[0] one of [0, 2]", "[2] one of [0, 2]"]
     assert err.splitlines()[-2:] == [
-        "manyhands run: 1 rank failed, and all others ended well",
-        "manyhands run: rank 1: killed by SIGKILL",
+        "oneaccord run: 1 rank failed, and all others ended well",
+        "oneaccord run: rank 1: killed by SIGKILL",
     ]
 
 
 def test_with_keep_going_a_rank_that_fails_because_of_another_is_a_failure(start: Start) -> None:
     launch = start(
         GOING_ON.replace(
-            "group = group.shrink()", "raise SystemExit(0) if rank == 2 else mh.PeerLostError('lost', rank=0, peer=1)"
+            "group = group.shrink()", "raise SystemExit(0) if rank == 2 else oa.PeerLostError('lost', rank=0, peer=1)"
         ),
         3,
         "--keep-going",
@@ -338,13 +338,13 @@ def test_with_keep_going_a_rank_that_fails_because_of_another_is_a_failure(start
 def test_with_keep_going_all_ranks_that_raise_are_told_of(start: Start) -> None:
     launch = start(
         """
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         try:
             group.barrier()  # rank 1 may have left it, and failed, while others are still in it
             if rank == 1:
                 raise ValueError("no such digit: 11")
             group.barrier()
-        except mh.CommError:
+        except oa.CommError:
             group = group.shrink()
         group.barrier()
         group.close()
@@ -354,12 +354,12 @@ def test_with_keep_going_all_ranks_that_raise_are_told_of(start: Start) -> None:
     )
     code, _, err = launch.finish()
     assert code == 0, err
-    assert "manyhands run: rank 1: exit code 1\nTraceback (most recent call last):" in err
+    assert "oneaccord run: rank 1: exit code 1\nTraceback (most recent call last):" in err
     assert err.rstrip().endswith("ValueError: no such digit: 11")
 
 
 def test_with_keep_going_a_job_of_which_nobody_is_left_has_failed(start: Start) -> None:
-    launch = start("mh.init(timeout_s=30).barrier(); sys.exit(5)", 2, "--keep-going")
+    launch = start("oa.init(timeout_s=30).barrier(); sys.exit(5)", 2, "--keep-going")
     code, _, err = launch.finish()
     assert code == 5
     assert "failed first: exit code 5" in err
@@ -379,8 +379,8 @@ def test_with_keep_going_what_ended_the_job_is_told_last_and_what_it_had_survive
     code, _, err = launch.finish()
     assert code == 1
     lines = err.splitlines()
-    assert "manyhands run: rank 1 failed, and the others continued: killed by SIGKILL" in lines
-    assert "manyhands run: rank 2 failed then: exit code 1" in lines
+    assert "oneaccord run: rank 1 failed, and the others continued: killed by SIGKILL" in lines
+    assert "oneaccord run: rank 2 failed then: exit code 1" in lines
     assert "[0] shrink() has renumbered the ranks: rank 1 is the one that began as rank 2" in lines
     assert lines[-1] == "ValueError: no such digit: 11"
 
@@ -389,7 +389,7 @@ def test_with_keep_going_a_last_rank_that_is_stopped_is_told_of_and_waited_for(s
     launch = start(
         """
         import signal
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.barrier()
         if rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -399,7 +399,7 @@ def test_with_keep_going_a_last_rank_that_is_stopped_is_told_of_and_waited_for(s
         2,
         "--keep-going",
     )
-    said = launch.job.await_words("manyhands run: rank 1 is stopped, and no other one runs: kill -CONT ")
+    said = launch.job.await_words("oneaccord run: rank 1 is stopped, and no other one runs: kill -CONT ")
     os.kill(int(said.partition("kill -CONT ")[2].partition(",")[0]), signal.SIGCONT)
     code, _, err = launch.finish()
     assert code == 1

@@ -9,9 +9,9 @@ import pytest
 from support.fault_tools import Nursery
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands.calls.host import fast as shortcuts
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord.calls.host import fast as shortcuts
 
 HUGE = np.broadcast_to(np.float64(1), 2**44)  # eight bytes of memory; a copy would take 128 TiB
 
@@ -44,7 +44,7 @@ CALLS: dict[str, Callable[[Group], object]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_without_memory_a_call_is_refused_in_words_and_the_group_stays_usable(world, name):
     def program(group: Group) -> float:
-        with pytest.raises(mh.OutOfMemoryError, match=r"no memory|backends\.shm\.heap_bytes") as caught:
+        with pytest.raises(oa.OutOfMemoryError, match=r"no memory|backends\.shm\.heap_bytes") as caught:
             CALLS[name](group)
         assert isinstance(caught.value, MemoryError)
         return float(group.all_reduce(np.ones(3))[0])
@@ -85,13 +85,13 @@ def test_a_short_call_without_memory_for_its_result_goes_the_long_way_which_says
 def test_a_rank_without_memory_in_the_middle_of_a_call_is_told_of_on_the_others(nursery: Nursery, call: str) -> None:
     program = f"""
         import resource
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         group.broadcast_object([1, 2]); group.sendrecv(np.ones(3), 1 - rank, 1 - rank); group.all_to_all(np.ones(2), send_counts=[1, 1])
         if rank == 1:
             pages = int(open("/proc/self/statm").read().split()[0])
             resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (128 << 20),) * 2)
         error = attempt(lambda: {call})
-        tell("kinds", is_memory=isinstance(error, MemoryError), is_ours=isinstance(error, mh.ManyHandsError))
+        tell("kinds", is_memory=isinstance(error, MemoryError), is_ours=isinstance(error, oa.OneAccordError))
         attempt(group.barrier)
     """
     with nursery.ranks(program, 2) as ranks:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from support.worlds import over_sockets, stories, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands.control.connection import Control
-from manyhands.control.protocol import Report, encode
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord.control.connection import Control
+from oneaccord.control.protocol import Report, encode
 
 Call = Callable[[Group, int], Any]
 
 
-def failures(call: Call) -> list[mh.CollectiveMismatchError]:
+def failures(call: Call) -> list[oa.CollectiveMismatchError]:
     """Have three ranks make a barrier, and then a call; return the mismatch that each of them was told of, in the same words."""
 
     def program(group: Group) -> None:
@@ -25,7 +25,7 @@ def failures(call: Call) -> list[mh.CollectiveMismatchError]:
         call(group, group.rank)
 
     errors = thread_world(program, 3, "tcp")
-    assert [type(error) for error in errors] == [mh.CollectiveMismatchError] * 3, errors
+    assert [type(error) for error in errors] == [oa.CollectiveMismatchError] * 3, errors
     assert len({str(error) for error in errors}) == 1, errors
     return errors
 
@@ -234,9 +234,9 @@ def test_a_rank_that_skips_a_collective_and_makes_the_next_is_told_apart() -> No
 
 def test_a_mistake_of_all_ranks_alike_is_found_before_any_byte_moves() -> None:
     def mistakes(group: Group) -> float:
-        with pytest.raises(mh.UsageError):
+        with pytest.raises(oa.UsageError):
             group.all_reduce(np.zeros(3, int), op="mean")
-        with pytest.raises(mh.UsageError):
+        with pytest.raises(oa.UsageError):
             group.broadcast(np.zeros(3), root=3)
         return float(group.all_reduce(np.ones(1))[0])
 
@@ -271,7 +271,7 @@ def test_a_control_frame_that_cannot_be_read_is_one_first_cause_on_all_ranks(fra
         if group.rank == sender:
             group._job.control._store.send(BROKEN_FRAMES[frame])
 
-    assert broken(3, act) == (mh.ProtocolError, sender)
+    assert broken(3, act) == (oa.ProtocolError, sender)
 
 
 def test_a_control_frame_of_the_store_that_cannot_be_read_is_one_first_cause_on_all_ranks() -> None:
@@ -279,7 +279,7 @@ def test_a_control_frame_of_the_store_that_cannot_be_read_is_one_first_cause_on_
         if group.rank == 0:
             group._job._store._seats[1].connection.send(b"\x82\xa4type\xa7Verdict\xa4kind\xa2\xff\xfe")
 
-    assert broken(3, act) == (mh.ProtocolError, 0)
+    assert broken(3, act) == (oa.ProtocolError, 0)
 
 
 def test_a_control_frame_that_is_announced_too_long_is_one_first_cause_on_all_ranks() -> None:
@@ -287,7 +287,7 @@ def test_a_control_frame_that_is_announced_too_long_is_one_first_cause_on_all_ra
         if group.rank == 2:
             group._job.control._store._connection._sock.send(b"\xff" * 4)
 
-    assert broken(3, act) == (mh.ProtocolError, 2)
+    assert broken(3, act) == (oa.ProtocolError, 2)
 
 
 CARDS = [b"\xff", b"[" * 50000, b"{}", b"", b'{"host": 3, "port": -1}']
@@ -315,4 +315,4 @@ def test_a_card_that_cannot_be_read_is_one_first_cause_on_all_ranks(
 
     monkeypatch.setattr(Control, "give_card", giving)
     hosts: dict[str, Any] = {"ranks_per_host": 2, **ROUTES} if backend == "hybrid" else {}
-    assert broken(4, backend=backend, **hosts) == (mh.ProtocolError, 3)
+    assert broken(4, backend=backend, **hosts) == (oa.ProtocolError, 3)

@@ -11,7 +11,7 @@ import pytest
 from support.fault_tools import LONG_BEFORE_S, Nursery, Ranks
 from support.user_space_network import ENTER, Network, can_make_networks
 
-from manyhands.net.keepalive import _TCP_RTO_MAX_MS
+from oneaccord.net.keepalive import _TCP_RTO_MAX_MS
 
 pytestmark = pytest.mark.skipif(not can_make_networks(), reason="making hosts needs root, iproute2 and /dev/net/tun")
 
@@ -19,7 +19,7 @@ PROGRAM = (
     ENTER
     + """
 import json
-group = mh.init(timeout_s=60, config={"liveness": json.loads(os.environ["LIVENESS"])})
+group = oa.init(timeout_s=60, config={"liveness": json.loads(os.environ["LIVENESS"])})
 size = group.world_size
 step = 0
 def work():

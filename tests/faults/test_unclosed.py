@@ -22,22 +22,22 @@ import pytest
 from support.waiting import PATIENCE_S, until
 from support.worlds import held_port, over_sockets
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands.cli.main import main
-from manyhands.common.bounded import bounded
-from manyhands.contract.deadline import Deadline
-from manyhands.contract.seal import Seal
-from manyhands.control.connection import Control
-from manyhands.control.remote import CONTROL_HELLO, SocketControl
-from manyhands.job.job import Job
-from manyhands.net import network, tls
-from manyhands.net.credentials import Credentials
-from manyhands.net.loop import Loop
-from manyhands.net.network import Listener, dial, dial_patiently
-from manyhands.net.proven import ProvenSocket
-from manyhands.net.tls import Tls, TlsHandshake
-from manyhands_tcp.backend import TcpBackend
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord.cli.main import main
+from oneaccord.common.bounded import bounded
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.seal import Seal
+from oneaccord.control.connection import Control
+from oneaccord.control.remote import CONTROL_HELLO, SocketControl
+from oneaccord.job.job import Job
+from oneaccord.net import network, tls
+from oneaccord.net.credentials import Credentials
+from oneaccord.net.loop import Loop
+from oneaccord.net.network import Listener, dial, dial_patiently
+from oneaccord.net.proven import ProvenSocket
+from oneaccord.net.tls import Tls, TlsHandshake
+from oneaccord_tcp.backend import TcpBackend
 
 NO_SECRET = Credentials(b"")
 
@@ -105,10 +105,10 @@ def test_what_is_emptied_after_a_broken_frame_is_closed_with_its_job() -> None:
 
         def meet() -> None:
             try:
-                mh.init(
+                oa.init(
                     config={"backend": "tcp", "rendezvous": {"address": f"{address[0]}:{address[1]}"}}, rank=0, world_size=2
                 )
-            except mh.ManyHandsError as error:
+            except oa.OneAccordError as error:
                 ended.append(type(error))
 
         rank = threading.Thread(target=meet, daemon=True)
@@ -116,13 +116,13 @@ def test_what_is_emptied_after_a_broken_frame_is_closed_with_its_job() -> None:
         with dial_patiently(address, NO_SECRET, CONTROL_HELLO, 1, Deadline(PATIENCE_S), lambda: False) as peer:
             peer.send(bytes(100))  # with wrong seals; and it stays there, which the store waits for
             rank.join(PATIENCE_S)
-            assert ended == [mh.ProtocolError]
+            assert ended == [oa.ProtocolError]
             gc.collect()
 
 
 def test_a_loop_that_fails_closes_what_it_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        logging.getLogger("manyhands.network"), "disabled", True
+        logging.getLogger("oneaccord.network"), "disabled", True
     )  # pytest would keep what it logs, and so the job
     threads: list[threading.Thread] = []
 
@@ -134,7 +134,7 @@ def test_a_loop_that_fails_closes_what_it_served(monkeypatch: pytest.MonkeyPatch
         group.recv(1 - group.rank)
 
     with all_closed():
-        assert [type(error) for error in over_sockets(program)] == [mh.PeerLostError, mh.InternalError]
+        assert [type(error) for error in over_sockets(program)] == [oa.PeerLostError, oa.InternalError]
         threads.pop().join(PATIENCE_S)
 
 
@@ -170,7 +170,7 @@ def test_a_proven_connection_that_cannot_be_made_is_closed(door: JoinAddress, mo
     def is_dialled(_: socket.socket) -> bool:
         return threading.current_thread() is here
 
-    monkeypatch.setattr("manyhands.net.proven.close_after_fork", raising(MemoryError(), is_dialled, keep))
+    monkeypatch.setattr("oneaccord.net.proven.close_after_fork", raising(MemoryError(), is_dialled, keep))
     with all_closed(), pytest.raises(MemoryError):
         dial(door.address, NO_SECRET, b"hello", Deadline(PATIENCE_S))
 
@@ -180,7 +180,7 @@ def test_a_control_that_fails_as_it_is_made_is_closed(seam: str, door: JoinAddre
     monkeypatch.setattr(SocketControl, seam, raising(MemoryError()))
     config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{door.address[1]}"}}
     with all_closed(), pytest.raises(MemoryError):
-        mh.init(config=config, rank=1, world_size=2)
+        oa.init(config=config, rank=1, world_size=2)
 
 
 def test_what_comes_as_a_factory_is_interrupted_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_what_comes_as_a_factory_is_interrupted_is_given_back(monkeypatch: pytes
             super().wait(timeout)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("manyhands.common.bounded.threading", _Threading(Interrupted))
+    monkeypatch.setattr("oneaccord.common.bounded.threading", _Threading(Interrupted))
     given_back: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         bounded(lambda: "made", PATIENCE_S, "test", given_back.append)
@@ -212,7 +212,7 @@ def test_who_fails_between_the_meeting_and_the_backend_leaves_the_job(monkeypatc
     monkeypatch.setattr(Job, "record", raising(OSError("no such folder"), is_second, Job.record))
     with all_closed():
         errors = over_sockets(lambda _: None)
-    assert [type(error) for error in errors] == [mh.AbortedError, OSError]
+    assert [type(error) for error in errors] == [oa.AbortedError, OSError]
     assert "rank 1 ended with OSError: no such folder" in str(errors[0])
 
 
@@ -243,14 +243,14 @@ def test_links_that_come_to_a_rank_whose_backend_fails_are_closed(monkeypatch: p
         group.recv(1)
 
     with all_closed():
-        assert [type(error) for error in over_sockets(program)] == [mh.AbortedError, OSError]
+        assert [type(error) for error in over_sockets(program)] == [oa.AbortedError, OSError]
 
 
 def test_connections_of_a_link_for_which_a_thread_is_refused_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     begin: Any = ThreadPoolExecutor._adjust_thread_count  # type: ignore[attr-defined]
 
     def is_second(pool: Any) -> bool:
-        return pool._thread_name_prefix == "manyhands-tcp-dial" and bool(pool._threads)
+        return pool._thread_name_prefix == "oneaccord-tcp-dial" and bool(pool._threads)
 
     refused = raising(RuntimeError("can't start new thread"), is_second, begin)
     monkeypatch.setattr(ThreadPoolExecutor, "_adjust_thread_count", refused)
@@ -320,6 +320,6 @@ def test_a_name_that_no_certificate_can_have_leaves_nothing_open(certificates: T
         proven = ProvenSocket.over(ours, (Seal(b"one"), Seal(b"other")))
         with (
             contextlib.closing(proven),
-            pytest.raises(mh.AuthenticationError, match="no certificate can name the dialled host"),
+            pytest.raises(oa.AuthenticationError, match="no certificate can name the dialled host"),
         ):
             tls._over(certificates.current().client, proven, False, "a" * 64)

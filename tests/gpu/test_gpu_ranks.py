@@ -110,7 +110,7 @@ def test_failures_are_told_alike_on_all_ranks(ranks: Ranks, program: str, error:
 
 
 def test_doctor_finds_nothing_that_speaks_against_nccl(machine: Any) -> None:
-    command = [sys.executable, "-m", "manyhands", "doctor", "--json"]
+    command = [sys.executable, "-m", "oneaccord", "doctor", "--json"]
     answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
     report = json.loads(answer.stdout)
     assert [each["reason"] for each in report["backends"] if each["name"] == "nccl"] == [None]

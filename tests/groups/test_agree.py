@@ -15,8 +15,8 @@ from support.fault_tools import Nursery
 from support.shrink_tools import GOING_ON, places
 from support.worlds import over_sockets, thread_world
 
-import manyhands as mh
-import manyhands_simulated as simulated
+import oneaccord as oa
+import oneaccord_simulated as simulated
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=4))
@@ -29,7 +29,7 @@ def test_all_get_the_bitwise_and_of_all_flags(flags: list[int]) -> None:
 
 
 def test_a_bool_comes_back_as_a_bool_and_groups_do_not_disturb_each_other() -> None:
-    def program(group: mh.Group) -> Any:
+    def program(group: oa.Group) -> Any:
         with group.split(group.rank % 2) as part:
             return part.agree(group.rank != 2), group.agree(True), part.agree(True)
 
@@ -38,8 +38,8 @@ def test_a_bool_comes_back_as_a_bool_and_groups_do_not_disturb_each_other() -> N
 
 @pytest.mark.parametrize("flag", [None, 1.0, "1", 1 << 63])
 def test_what_is_no_flag_is_refused_and_the_group_stays_usable(flag: Any) -> None:
-    def program(group: mh.Group) -> Any:
-        with pytest.raises(mh.UsageError, match=r"flag must be a bool or an integer of 64 bits"):
+    def program(group: oa.Group) -> Any:
+        with pytest.raises(oa.UsageError, match=r"flag must be a bool or an integer of 64 bits"):
             group.agree(flag)
         return group.agree(5)
 
@@ -50,11 +50,11 @@ def test_what_is_no_flag_is_refused_and_the_group_stays_usable(flag: Any) -> Non
 def test_whoever_dies_and_whenever_the_others_agree_on_one_answer_and_again_after_it(seed: int) -> None:
     """Each rank killed at each moment, in the order of events of a seed."""
 
-    def program(group: mh.Group) -> Any:
+    def program(group: oa.Group) -> Any:
         said = []
         for turn in range(3):
             group.compute(1.0)
-            with contextlib.suppress(mh.PeerLostError):
+            with contextlib.suppress(oa.PeerLostError):
                 group.all_reduce(1)
             for part in range(group.rank):
                 group.compute(0.1 * part)
@@ -74,10 +74,10 @@ def test_whoever_dies_and_whenever_the_others_agree_on_one_answer_and_again_afte
 
 
 def test_it_works_on_a_group_that_has_failed() -> None:
-    def program(group: mh.Group) -> Any:
+    def program(group: oa.Group) -> Any:
         if group.rank == 1:
             group.revoke()
-        with pytest.raises(mh.AbortedError, match="rank 1 revoked the group") as caught:
+        with pytest.raises(oa.AbortedError, match="rank 1 revoked the group") as caught:
             group.barrier()
         assert caught.value.peer == 1
         return group.agree(True), group.agree(group.rank)
@@ -88,11 +88,11 @@ def test_it_works_on_a_group_that_has_failed() -> None:
 def test_who_does_not_come_is_named_on_all_who_wait_and_all_may_call_again() -> None:
     asking = threading.Barrier(2)
 
-    def program(group: mh.Group) -> Any:
+    def program(group: oa.Group) -> Any:
         problem = None
         if group.rank != 2:
             asking.wait(30)
-            with pytest.raises(mh.DeadlineError) as caught:
+            with pytest.raises(oa.DeadlineError) as caught:
                 group.agree(True, timeout_s=1)
             problem = caught.value.peer, str(caught.value)
         group.barrier()
@@ -112,7 +112,7 @@ def test_the_store_and_its_successor_may_die_in_the_midst_of_it(nursery: Nursery
     program = (
         GOING_ON
         + f"""
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 group.barrier()
 tell("running")
 if rank == {victim}:
@@ -133,7 +133,7 @@ def test_a_revoked_group_ends_the_calls_that_wait_and_shrinks_to_the_same_ranks(
     program = (
         GOING_ON
         + """
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 half = group.split(rank % 2)
 if rank == 2:
     group.revoke()

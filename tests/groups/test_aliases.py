@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import manyhands as mh
+import oneaccord as oa
 
 NAMES = {
     "allreduce": "all_reduce",
@@ -43,14 +43,14 @@ NAMES = {
 
 
 @pytest.fixture
-def group() -> Iterator[mh.Group]:
-    with mh.init(config={}) as made:
+def group() -> Iterator[oa.Group]:
+    with oa.init(config={}) as made:
         yield made
 
 
 def test_a_group_tells_its_own_name_for_what_others_call_otherwise(group):
     for theirs, ours in NAMES.items():
-        for thing in (group, mh.Group):
+        for thing in (group, oa.Group):
             with pytest.raises(AttributeError) as caught:
                 getattr(thing, theirs)
             assert str(caught.value).endswith(f"has no attribute '{theirs}' (did you mean {ours}?)")
@@ -60,7 +60,7 @@ def test_a_group_tells_its_own_name_for_what_others_call_otherwise(group):
 
 def test_what_a_group_tells_of_it_has_and_what_it_has_not_it_does_not_list(group):
     listed = dir(group)
-    foreign = [name for name in dir(mh.Group) if name not in listed]
+    foreign = [name for name in dir(oa.Group) if name not in listed]
     assert set(NAMES) <= set(foreign)
     for name in foreign:
         with pytest.raises(AttributeError) as caught:
@@ -71,27 +71,27 @@ def test_what_a_group_tells_of_it_has_and_what_it_has_not_it_does_not_list(group
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("all_reduce", "group.all_reduce, of the group that mh.init() returns"),
-        ("allreduce", "group.all_reduce, of the group that mh.init() returns"),
-        ("get_rank", "group.rank, of the group that mh.init() returns"),
-        ("world_size", "group.world_size, of the group that mh.init() returns"),
-        ("init_process_group", "mh.init, which returns a group"),
-        ("COMM_WORLD", "mh.init, which returns a group"),
-        ("init_device_mesh", "mh.DeviceMesh"),
+        ("all_reduce", "group.all_reduce, of the group that oa.init() returns"),
+        ("allreduce", "group.all_reduce, of the group that oa.init() returns"),
+        ("get_rank", "group.rank, of the group that oa.init() returns"),
+        ("world_size", "group.world_size, of the group that oa.init() returns"),
+        ("init_process_group", "oa.init, which returns a group"),
+        ("COMM_WORLD", "oa.init, which returns a group"),
+        ("init_device_mesh", "oa.DeviceMesh"),
     ],
 )
 def test_the_package_tells_whose_method_it_is(name, meant):
     with pytest.raises(AttributeError) as caught:
-        getattr(mh, name)
-    assert str(caught.value) == f"module 'manyhands' has no attribute '{name}' (did you mean {meant}?)"
-    assert (caught.value.name, caught.value.obj) == (name, mh)
+        getattr(oa, name)
+    assert str(caught.value) == f"module 'oneaccord' has no attribute '{name}' (did you mean {meant}?)"
+    assert (caught.value.name, caught.value.obj) == (name, oa)
 
 
 def test_asking_for_what_is_not_there_or_for_a_module_imports_no_group():
     code = (
-        "import sys, manyhands as mh\n"
-        "assert not hasattr(mh, '__wrapped__') and not hasattr(mh, 'schedule')\n"
-        "from manyhands import common, errors\n"
-        "assert 'manyhands.group.group' not in sys.modules and 'numpy' not in sys.modules\n"
+        "import sys, oneaccord as oa\n"
+        "assert not hasattr(oa, '__wrapped__') and not hasattr(oa, 'schedule')\n"
+        "from oneaccord import common, errors\n"
+        "assert 'oneaccord.group.group' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands.errors import UsageError
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord.errors import UsageError
 
 pytestmark = pytest.mark.peers
 BACKENDS = pytest.mark.parametrize("backend", ["tcp", "shm"])
@@ -70,7 +70,7 @@ def test_tensors(torch: Any, backend: str) -> None:
             target = torch.zeros(2, 3)
             assert group.recv(0, out=target) is target
             assert target.tolist() == [[1.0] * 3] * 2
-        with pytest.raises(mh.LayoutError, match="sparse"):
+        with pytest.raises(oa.LayoutError, match="sparse"):
             group.all_reduce(torch.eye(3).to_sparse())
 
     must(thread_world(program, 2, backend))
@@ -87,7 +87,7 @@ def test_arrays_of_jax(jax: Any, backend: str) -> None:
         assert x.tolist() == [[group.rank + 1.0] * 2] * 2
         half = group.all_reduce(x.astype(jax.numpy.bfloat16))
         assert half.dtype == jax.numpy.bfloat16
-        with pytest.raises(mh.LayoutError, match="never change"):
+        with pytest.raises(oa.LayoutError, match="never change"):
             group.all_reduce(x, out=x)
         assert isinstance(group.all_gather(x), jax.Array)
         host = np.zeros((2, 2), np.float32)

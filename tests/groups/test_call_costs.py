@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from support import preloaded
 
-from manyhands.common.native import native, why_not_native
+from oneaccord.common.native import native, why_not_native
 
 compiled_alone = pytest.mark.skipif(native() is None, reason=why_not_native() or "it is there")
 
 PROGRAM = """
 import json, sys, time
 import numpy as np
-import manyhands as mh
+import oneaccord as oa
 
 BESIDE = {"open_transport", "open_barrier", "connect", "mailboxes", "_links_of", "wait", "finish", "checked_transfer"}  # dialling and polling
 trace, beside = [], 0
@@ -25,9 +25,9 @@ def profile(frame, event, _):
     global beside
     module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
     if event == "call":
-        if beside or name in BESIDE or module.startswith(("manyhands_tcp", "manyhands_shm")):
+        if beside or name in BESIDE or module.startswith(("oneaccord_tcp", "oneaccord_shm")):
             beside += 1
-        if module.startswith("manyhands"):
+        if module.startswith("oneaccord"):
             trace.append((module, bool(beside)))
     elif event == "return" and beside:
         beside -= 1
@@ -42,7 +42,7 @@ def traced(call):
     return list(trace)
 
 most, limit = json.loads(sys.argv[1]), time.monotonic() + 30
-with mh.init() as group:
+with oa.init() as group:
     x, out, other = np.zeros(1), np.zeros(1), 1 - group.rank
     modules = [module for module, is_beside in traced(lambda: group.all_reduce(x)) if not is_beside]
     found = {"modules": len(set(modules)), "changes": sum(a != b for a, b in zip(modules, modules[1:]))}
@@ -85,7 +85,7 @@ MOST = {
     "modules": 16,
     "changes": 27,
 }
-"""The most Python functions of manyhands that a call made before goes through in the caller's thread; of the first call, modules and changes of module."""
+"""The most Python functions of oneaccord that a call made before goes through in the caller's thread; of the first call, modules and changes of module."""
 COMPILED = {name: 1 for name, most in MOST.items() if most < 20 or name == "sendrecv"} | {
     "scatter": 8,
     "all_reduce_async": 20,
@@ -100,12 +100,12 @@ COMPILED = {name: 1 for name, most in MOST.items() if most < 20 or name == "send
 @pytest.mark.parametrize("is_compiled", [pytest.param(True, marks=compiled_alone), False], ids=["compiled", "python"])
 @pytest.mark.parametrize("backend", ["tcp", "shm"])
 def test_what_a_call_costs_in_python(tmp_path: Path, backend: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANYHANDS_NATIVE", str(is_compiled))
+    monkeypatch.setenv("ONEACCORD_NATIVE", str(is_compiled))
     (tmp_path / "program.py").write_text(PROGRAM)
     most = COMPILED if is_compiled else MOST
     if backend == "shm" and not is_compiled:  # one that waits a moment for the peer's slot
         most = most | {name: count + 1 for name, count in most.items()}
-    run = ["-m", "manyhands", "run", "-n", "2", "--no-prefix", "--backend", backend, "program.py", json.dumps(most)]
+    run = ["-m", "oneaccord", "run", "-n", "2", "--no-prefix", "--backend", backend, "program.py", json.dumps(most)]
     done = preloaded.run(run, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import HEADER_BYTES, BackendSpec, Deadline, Group, LinkLost, Transfer, hookimpl
-from manyhands.config.plugins import get_plugin_manager
-from manyhands_tcp.backend import TcpBackend, TcpTransport
-from manyhands_tcp.plugin import TcpConfig
+import oneaccord as oa
+from oneaccord.api import HEADER_BYTES, BackendSpec, Deadline, Group, LinkLost, Transfer, hookimpl
+from oneaccord.config.plugins import get_plugin_manager
+from oneaccord_tcp.backend import TcpBackend, TcpTransport
+from oneaccord_tcp.plugin import TcpConfig
 
 PATIENCE_S = 20.0
 
@@ -181,7 +181,7 @@ class WatchingBackend(TcpBackend):
 
 class Plugin:
     @hookimpl
-    def manyhands_register_backends(self) -> BackendSpec:
+    def oneaccord_register_backends(self) -> BackendSpec:
         return BackendSpec("watching", "", "watching_for_tests:WatchingBackend", config=Config, api_version=1)
 
 
@@ -277,7 +277,7 @@ def test_of_an_abort_core_reads_neither_the_peer_nor_the_reason() -> None:
 
     waiting, failed = watch(program, 2)
     assert isinstance(failed, ArithmeticError)
-    assert isinstance(waiting, mh.AbortedError)
+    assert isinstance(waiting, oa.AbortedError)
     assert "rank 1 ended with ArithmeticError: no more pigeons" in str(waiting)
     assert "1000000" not in str(waiting)
     assert next(each for each in seen.ends if each.endswith("0")) == "abort 0"

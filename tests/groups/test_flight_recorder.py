@@ -13,10 +13,10 @@ from support.fault_tools import Nursery, until_blocked
 from support.waiting import PATIENCE_S, until
 from support.worlds import thread_world
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands.explain.reading import read_jobs
-from manyhands.explain.story import tell
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord.explain.reading import read_jobs
+from oneaccord.explain.story import tell
 
 
 def story(directory: Path) -> list[str]:
@@ -45,7 +45,7 @@ def test_a_mismatch_is_told_with_the_lines_of_all_ranks(native: bool, tmp_path: 
     file = __name__.replace(".", "/") + ".py"
     config = {"recorder": {"directory": str(tmp_path)}, "native": native}
     outcomes = thread_world(program, 3, "tcp", config=config)
-    assert {type(outcome) for outcome in outcomes} == {mh.CollectiveMismatchError}
+    assert {type(outcome) for outcome in outcomes} == {oa.CollectiveMismatchError}
     lines = story(tmp_path)
     assert lines[-3:] == [
         "The ranks differ in call #3, in the dtype:",
@@ -60,7 +60,7 @@ def test_survivors_write_and_say_who_died(nursery: Nursery, tmp_path: Path) -> N
             until_blocked(thread)
             tell("waiting")
 
-        with mh.init(timeout_s=30) as group:
+        with oa.init(timeout_s=30) as group:
             group.barrier()
             if rank == 1:
                 until_told_to_go()
@@ -68,7 +68,7 @@ def test_survivors_write_and_say_who_died(nursery: Nursery, tmp_path: Path) -> N
             threading.Thread(target=watch, args=(threading.current_thread(),)).start()
             attempt(group.all_reduce, np.ones(4))
     """
-    with nursery.ranks(program, MANYHANDS_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
+    with nursery.ranks(program, ONEACCORD_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
         ranks.start().await_facts("waiting", 2)
         ranks.go()
         ranks.wait()
@@ -85,12 +85,12 @@ def test_at_a_signal_ranks_write_and_go_on(nursery: Nursery, tmp_path: Path) -> 
             tell("loading")
             until_told_to_go()
 
-        with mh.init(timeout_s=30) as group:
+        with oa.init(timeout_s=30) as group:
             if rank == 1:
                 load()
             group.barrier()
     """
-    with nursery.ranks(program, 2, MANYHANDS_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
+    with nursery.ranks(program, 2, ONEACCORD_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
         ranks.start()
         ranks.await_facts("loading", 1)
         for rank in range(2):
@@ -160,11 +160,11 @@ def test_the_size_of_each_call_is_kept_also_of_those_that_were_made_before(nativ
 def test_a_record_whose_name_is_taken_gets_another_and_is_for_its_owner_alone(nursery: Nursery, tmp_path: Path) -> None:
     program = """
         os.umask(0)
-        with mh.init(timeout_s=30) as group:
+        with oa.init(timeout_s=30) as group:
             tell("there")
             until_told_to_go()
     """
-    with nursery.ranks(program, 2, MANYHANDS_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
+    with nursery.ranks(program, 2, ONEACCORD_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
         ranks.start().await_facts("there", 2)
         ranks.signal(0, signal.SIGUSR1)
         until(lambda: list(tmp_path.glob("*.json")))

@@ -11,10 +11,10 @@ import pytest
 from support.waiting import PATIENCE_S
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Group, hookimpl
-from manyhands.config.plugins import PluginManager, Switches
-from manyhands.job.job import Job
+import oneaccord as oa
+from oneaccord.api import Group, hookimpl
+from oneaccord.config.plugins import PluginManager, Switches
+from oneaccord.job.job import Job
 
 
 def test_an_input_that_is_not_contiguous_is_copied_at_once_however_often(world):
@@ -75,15 +75,15 @@ def test_uneven_calls_have_a_background_form_with_the_same_result(world):
 
 def test_what_is_wrong_with_the_arguments_is_raised_at_once(world):
     def program(group: Group) -> None:
-        with pytest.raises(mh.DTypeError):
+        with pytest.raises(oa.DTypeError):
             group.all_reduce_async(np.ones(3, bool), "sum")
-        with pytest.raises(mh.InvalidRankError):
+        with pytest.raises(oa.InvalidRankError):
             group.broadcast_async(np.ones(3), 7)
-        with pytest.raises(mh.SelfSendError):
+        with pytest.raises(oa.SelfSendError):
             group.send_async(np.ones(3), group.rank)
-        with pytest.raises(mh.SizeMismatchError):
+        with pytest.raises(oa.SizeMismatchError):
             group.all_reduce_async(np.ones(3), out=np.ones(2))
-        with pytest.raises(mh.UsageError, match="timeout_s"):
+        with pytest.raises(oa.UsageError, match="timeout_s"):
             group.barrier_async(timeout_s=0)
         group.barrier()
 
@@ -101,7 +101,7 @@ def test_closing_waits_for_what_is_in_flight(world):
         group.close()
         assert all(work.done() for work in works)
         results[group.rank] = (x.tolist()[0], works[3].wait().tolist())
-        with pytest.raises(mh.ClosedError):
+        with pytest.raises(oa.ClosedError):
             group.all_reduce_async(x)
 
     world(program, 2)
@@ -116,18 +116,18 @@ def test_a_mismatch_ends_all_works_in_flight_on_every_rank(world):
             # A rank that is late may learn of it before it has issued all.
             try:
                 works.append(issue())
-            except mh.CommError as error:
+            except oa.CommError as error:
                 failures.append(type(error))
         for work in works:
-            with pytest.raises(mh.CommError) as raised:
+            with pytest.raises(oa.CommError) as raised:
                 work.wait()
             assert work.exception() is raised.value
             failures.append(raised.type)
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             group.barrier_async()
         return failures
 
-    assert world.outcomes(program, 3) == [[mh.CollectiveMismatchError] * 3] * 3
+    assert world.outcomes(program, 3) == [[oa.CollectiveMismatchError] * 3] * 3
 
 
 def test_an_exception_that_leaves_the_group_ends_its_works_and_those_of_the_others(world):
@@ -142,8 +142,8 @@ def test_an_exception_that_leaves_the_group_ends_its_works_and_those_of_the_othe
 
     outcomes = world.outcomes(program, 3)
     assert isinstance(outcomes[0], KeyError)
-    assert [type(outcome) for outcome in outcomes[1:]] == [mh.AbortedError] * 2
-    with pytest.raises(mh.CommError):
+    assert [type(outcome) for outcome in outcomes[1:]] == [oa.AbortedError] * 2
+    with pytest.raises(oa.CommError):
         works[0].wait(timeout_s=20)
 
 
@@ -152,12 +152,12 @@ def test_a_failure_that_nobody_has_asked_for_is_raised_when_the_group_closes(wor
         if group.rank < 2:
             group.all_reduce_async(np.ones(3 + group.rank))
 
-    assert [type(outcome) for outcome in world.outcomes(program, 3)] == [mh.CollectiveMismatchError] * 3
+    assert [type(outcome) for outcome in world.outcomes(program, 3)] == [oa.CollectiveMismatchError] * 3
 
 
 def test_a_failure_that_was_seen_is_not_raised_again(world):
     def program(group: Group) -> bool:
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             group.all_reduce_async(np.ones(3 + group.rank)).wait()
         return True
 
@@ -171,18 +171,18 @@ def test_a_group_that_closes_before_a_call_has_its_turn_ends_that_call_and_nothi
 
     class Watch:
         @hookimpl
-        def manyhands_collective_started(self, event: Any) -> None:
+        def oneaccord_collective_started(self, event: Any) -> None:
             if event.group != "0":
                 begun[event.rank].set()
 
     manager = PluginManager(Switches())
     manager.register(Watch(), "watch")
-    monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
+    monkeypatch.setattr("oneaccord.config.plugins.manager._process_manager", lambda: manager)
 
     def end_of(call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except mh.CommError as error:
+        except oa.CommError as error:
             return type(error)
 
     def program(group: Group) -> list[Any]:
@@ -198,19 +198,19 @@ def test_a_group_that_closes_before_a_call_has_its_turn_ends_that_call_and_nothi
             assert begun[group.rank].wait(PATIENCE_S)
             sub.close(timeout_s=0.01)
             assert not any(work.done() for work in works)
-            assert end_of(sub.barrier_async) is end_of(lambda: sub.send(x, 2)) is mh.ClosedError
+            assert end_of(sub.barrier_async) is end_of(lambda: sub.send(x, 2)) is oa.ClosedError
             closed.wait()
             ends = [end_of(work.wait) for work in works]
         assert group.all_reduce(x)[0] == 3
         return [end if isinstance(end, type) else end.tolist() for end in ends]
 
     first = [3.0] * 1000
-    assert must(thread_world(program, 3, backend)) == [[first] + [mh.ClosedError] * 29] * 2 + [[first]]
+    assert must(thread_world(program, 3, backend)) == [[first] + [oa.ClosedError] * 29] * 2 + [[first]]
 
 
 def test_closing_waits_for_what_callbacks_issue(world):
-    def program(group: Group) -> mh.Work[np.ndarray]:
-        later: list[mh.Work[np.ndarray]] = []
+    def program(group: Group) -> oa.Work[np.ndarray]:
+        later: list[oa.Work[np.ndarray]] = []
         work = group.all_reduce_async(np.ones(1))
         work.add_done_callback(lambda _: later.append(group.all_reduce_async(np.full(1, 5))))
         group.close()
@@ -260,7 +260,7 @@ def test_threads_may_close_one_group_at_once(world):
 def test_a_failure_that_a_call_has_raised_is_not_raised_again_though_works_were_in_flight(world):
     def program(group: Group) -> bool:
         group.recv_async(1 - group.rank)
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             group.all_reduce(np.ones(2 + group.rank))
         return True
 
@@ -269,7 +269,7 @@ def test_a_failure_that_a_call_has_raised_is_not_raised_again_though_works_were_
 
 def test_what_cannot_be_called_is_no_callback(world):
     def program(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match="cannot be called"):
+        with pytest.raises(oa.UsageError, match="cannot be called"):
             group.barrier_async().add_done_callback(3)  # type: ignore[arg-type]
 
     world(program, 2)

@@ -12,8 +12,8 @@ import pytest
 from support.waiting import PATIENCE_S
 from support.worlds import over_sockets, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 SHAPES = [(3,), (), (2, 5), (0,), (1000,), (4, 0, 2), (7, 1, 3)]
 
@@ -162,7 +162,7 @@ def test_waiting_inside_the_block_is_an_error_in_words(world):
             assert not work.done()
             assert work.exception() is None
             for timeout_s in (None, 0.1):
-                with pytest.raises(mh.UsageError, match="waiting inside the block would never end"):
+                with pytest.raises(oa.UsageError, match="waiting inside the block would never end"):
                     work.wait(timeout_s)
 
             async def main() -> None:
@@ -172,10 +172,10 @@ def test_waiting_inside_the_block_is_an_error_in_words(world):
                 await asyncio.wait([work])  # type: ignore[type-var]
 
             for waits in (main, wait):
-                with pytest.raises(mh.UsageError, match="sent when the block of coalesce"):
+                with pytest.raises(oa.UsageError, match="sent when the block of coalesce"):
                     asyncio.run(waits())
-            for several in (mh.wait_all, mh.wait_any, lambda works: next(mh.as_completed(works))):
-                with pytest.raises(mh.UsageError, match="sent when the block of coalesce"):
+            for several in (oa.wait_all, oa.wait_any, lambda works: next(oa.as_completed(works))):
+                with pytest.raises(oa.UsageError, match="sent when the block of coalesce"):
                     several([work])
         assert work.wait().tolist() == [2.0] * 3
 
@@ -191,9 +191,9 @@ def test_a_block_left_by_an_exception_sends_nothing_and_the_group_goes_on(world)
             work.add_done_callback(lambda _: called.set())
             _ = 1 / (group.rank - group.rank)
         assert work.done()
-        assert isinstance(work.exception(), mh.UsageError)
+        assert isinstance(work.exception(), oa.UsageError)
         assert isinstance(work.exception().__cause__, ZeroDivisionError)
-        with pytest.raises(mh.UsageError, match=r"was not sent: the block of coalesce.. ended with ZeroDivisionError"):
+        with pytest.raises(oa.UsageError, match=r"was not sent: the block of coalesce.. ended with ZeroDivisionError"):
             work.wait()
         assert called.wait(PATIENCE_S)
         assert array.tolist() == [1] * 3
@@ -205,23 +205,23 @@ def test_a_block_left_by_an_exception_sends_nothing_and_the_group_goes_on(world)
 def test_arguments_are_refused_at_once_and_the_block_may_go_on(world):
     def program(group: Group) -> None:
         with group.coalesce() as batch:
-            with pytest.raises(mh.DTypeError):
+            with pytest.raises(oa.DTypeError):
                 batch.all_reduce(np.ones(3, int), "mean")
-            with pytest.raises(mh.DTypeError):
+            with pytest.raises(oa.DTypeError):
                 batch.all_reduce(np.ones(3), out=np.ones(3, int))
-            with pytest.raises(mh.SizeMismatchError):
+            with pytest.raises(oa.SizeMismatchError):
                 batch.all_reduce(np.ones(3), out=np.ones(4))
-            with pytest.raises(mh.LayoutError):
+            with pytest.raises(oa.LayoutError):
                 batch.all_reduce(np.ones(3), out=[0.0] * 3)  # type: ignore[arg-type]
             work = batch.all_reduce(np.ones(3))
         assert work.wait().tolist() == [2] * 3
-        with pytest.raises(mh.UsageError, match="only inside its block"):
+        with pytest.raises(oa.UsageError, match="only inside its block"):
             batch.all_reduce(1)
-        with pytest.raises(mh.UsageError, match="only inside its block"):
+        with pytest.raises(oa.UsageError, match="only inside its block"):
             group.coalesce().all_reduce(1)
-        with pytest.raises(mh.UsageError, match="for only one block"), batch:
+        with pytest.raises(oa.UsageError, match="for only one block"), batch:
             pass
-        with pytest.raises(mh.UsageError, match="timeout_s"):
+        with pytest.raises(oa.UsageError, match="timeout_s"):
             group.coalesce(timeout_s=-1)
 
     world(program, 2)
@@ -267,7 +267,7 @@ MISMATCHES: dict[str, tuple[Callable[[Group], object], Callable[[Group], object]
 def test_ranks_that_do_not_add_the_same_arrays_all_learn_it(world, case):
     usual, other, said_usual, said_other = MISMATCHES[case]
     outcomes = world.outcomes(lambda group: (other if group.rank == 1 else usual)(group), 3)
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 3
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * 3
     for outcome in outcomes:
         assert said_usual in str(outcome)
         assert said_other in str(outcome)
@@ -277,17 +277,17 @@ def test_a_failure_ends_all_works_with_the_first_cause(world):
     """The first message goes well, the second does not."""
 
     def program(group: Group) -> Any:
-        with pytest.raises(mh.CollectiveMismatchError) as caught, group.coalesce() as batch:  # noqa: PT012
+        with pytest.raises(oa.CollectiveMismatchError) as caught, group.coalesce() as batch:  # noqa: PT012
             good = batch.all_reduce(np.ones(3))
             bad = [batch.all_reduce(np.ones(3, int), "max" if group.rank else "min"), batch.all_reduce(np.ones(4, int), "max")]
         assert good.wait().tolist() == [2] * 3
-        assert [type(work.exception()) for work in bad] == [mh.CollectiveMismatchError] * 2
-        with pytest.raises(mh.CollectiveMismatchError):
+        assert [type(work.exception()) for work in bad] == [oa.CollectiveMismatchError] * 2
+        with pytest.raises(oa.CollectiveMismatchError):
             bad[1].wait()
         raise caught.value
 
     outcomes = world.outcomes(program, 2)
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 2, outcomes
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * 2, outcomes
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -295,11 +295,11 @@ def test_a_group_that_was_closed_meanwhile_ends_the_works(world, wait):
     def program(group: Group) -> None:
         part = group.subgroup([group.rank])
         assert part is not None
-        with pytest.raises(mh.ClosedError), part.coalesce(wait=wait) as batch:  # noqa: PT012
+        with pytest.raises(oa.ClosedError), part.coalesce(wait=wait) as batch:  # noqa: PT012
             work = batch.all_reduce(1)
             part.close()
-        assert isinstance(work.exception(), mh.ClosedError)
-        with pytest.raises(mh.ClosedError):
+        assert isinstance(work.exception(), oa.ClosedError)
+        with pytest.raises(oa.ClosedError):
             part.coalesce()
 
     world(program, 2)
@@ -324,7 +324,7 @@ def test_a_rank_that_does_not_come_is_a_deadline_for_all_works(wait):
             finished.set()
 
     outcomes = over_sockets(first, 2)
-    assert isinstance(outcomes[0], mh.DeadlineError), outcomes
+    assert isinstance(outcomes[0], oa.DeadlineError), outcomes
 
 
 def test_a_dropped_handle_changes_nothing(world):

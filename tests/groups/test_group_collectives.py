@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.worlds import must, thread_world
 
-import manyhands_simulated
-from manyhands.api import Group
+import oneaccord_simulated
+from oneaccord.api import Group
 
 
 def check(actual: np.ndarray, expected: np.ndarray, what: object = "") -> None:
@@ -128,7 +128,7 @@ def test_the_same_bits_for_any_floats(arrays, op):
         with np.errstate(all="ignore"):
             return group.all_reduce(np.array(arrays[group.rank], np.float32), op).tobytes()
 
-    assert len(set(manyhands_simulated.run(program, len(arrays)).results)) == 1
+    assert len(set(oneaccord_simulated.run(program, len(arrays)).results)) == 1
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "shm"])

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 SIZE = 3
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -71,7 +71,7 @@ def test_the_table_of_dtypes_and_reductions(world):
         if kind_of(name) not in kinds:
             methods = [group.all_reduce, group.reduce, group.reduce_scatter]
             for method in methods:
-                with pytest.raises(mh.DTypeError) as caught:
+                with pytest.raises(oa.DTypeError) as caught:
                     method(everybody[rank], op)
                 assert f'op="{op}"' in str(caught.value)
                 assert str(dtype) in str(caught.value)
@@ -158,7 +158,7 @@ def test_what_is_no_reduction_is_refused(world):
     def program(group: Group) -> None:
         for op, name, words in NO_REDUCTIONS:
             for method in (group.all_reduce, group.reduce, group.reduce_scatter):
-                with pytest.raises(mh.DTypeError, match=f"(?s){words}"):
+                with pytest.raises(oa.DTypeError, match=f"(?s){words}"):
                     method(values_of(name, group.rank), op)
         assert group.all_reduce(1).item() == SIZE
 
@@ -205,7 +205,7 @@ def test_what_cannot_travel_is_refused_in_words_and_leaves_the_group_usable(worl
             lambda: group.sendrecv(value, (rank + 1) % SIZE, (rank - 1) % SIZE),
         ]
         for call in calls:
-            with pytest.raises(mh.DTypeError, match=f"(?s)cannot travel.*{words}"):
+            with pytest.raises(oa.DTypeError, match=f"(?s)cannot travel.*{words}"):
                 call()
 
     world(program, SIZE)
@@ -213,9 +213,9 @@ def test_what_cannot_travel_is_refused_in_words_and_leaves_the_group_usable(worl
 
 def test_big_endian_out_is_refused(world):
     def program(group: Group) -> None:
-        with pytest.raises(mh.DTypeError, match=">f8"):
+        with pytest.raises(oa.DTypeError, match=">f8"):
             group.all_reduce(np.zeros(3), out=np.zeros(3, ">f8"))
-        with pytest.raises(mh.DTypeError, match=">f8"):
+        with pytest.raises(oa.DTypeError, match=">f8"):
             group.recv((group.rank + 1) % SIZE, out=np.zeros(3, ">f8"))
         group.barrier()
 
@@ -227,9 +227,9 @@ def test_what_numpy_cannot_read_is_refused_in_words(world):
         __cuda_array_interface__ = {"shape": (3,), "typestr": "<f4", "data": (1, False), "version": 3}  # noqa: RUF012
 
     def program(group: Group) -> None:
-        with pytest.raises(mh.LayoutError, match="list cannot be read as an array"):
+        with pytest.raises(oa.LayoutError, match="list cannot be read as an array"):
             group.all_reduce([[1, 2], [3]])
-        with pytest.raises(mh.UnsupportedError, match=r"GPU is read through CuPy.*import cupy"):
+        with pytest.raises(oa.UnsupportedError, match=r"GPU is read through CuPy.*import cupy"):
             group.all_reduce(NotOnHost())
         group.barrier()
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 BACKENDS = ["simulated", "tcp", "shm"]
 
@@ -28,7 +28,7 @@ def test_each_is_an_array_of_its_own(backend: str) -> None:
         assert group.empty(7).dtype == np.float64
         assert group.empty(()).shape == ()
         assert group.empty((0, 4)).shape == (0, 4)
-        with pytest.raises(mh.DTypeError):
+        with pytest.raises(oa.DTypeError):
             group.empty(3, object)
 
     must(thread_world(program, 2, backend))

@@ -15,8 +15,8 @@ from support.fake_gpu.fake_nccl import FakeNccl
 from support.waiting import until
 from support.worlds import thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 __all__ = ["gpus"]
 
@@ -89,7 +89,7 @@ def test_the_other_calls_copy_it(gpus: FakeNccl) -> None:
         assert group.all_gather(x[: group.rank + 1], uneven=True).get().tolist() == [1, 2, 2]
         sent = group.all_to_all(x, send_counts=[1, 3] if group.rank else [2, 2])
         assert sent.get().tolist() == ([1, 1, 2, 2, 2] if group.rank else [1, 1, 2])
-        with pytest.raises(mh.LayoutError, match="was given memory of group"):
+        with pytest.raises(oa.LayoutError, match="was given memory of group"):
             group.broadcast_async(x, out=y)
         group.broadcast_async(x).wait()
 
@@ -115,7 +115,7 @@ def test_a_part_of_the_ranks_with_such_memory_is_a_mismatch_on_all(gpus: FakeNcc
             group.all_reduce(x if group.rank else mine(group, 4))
             group.synchronize()  # where the call was known
 
-        with pytest.raises(mh.CollectiveMismatchError) as caught:
+        with pytest.raises(oa.CollectiveMismatchError) as caught:
             call()
         return str(caught.value)
 
@@ -129,7 +129,7 @@ def test_other_places_are_a_mismatch_on_all(gpus: FakeNccl, way: str) -> None:
     def program(group: Group) -> str:
         x, y = filled(group, 8), filled(group, 8)
         other = y[:4] if way == "array" else x[4:]
-        with pytest.raises(mh.CollectiveMismatchError) as caught:
+        with pytest.raises(oa.CollectiveMismatchError) as caught:
             group.all_reduce(x[:4] if group.rank else other)
         return str(caught.value)
 
@@ -140,7 +140,7 @@ def test_other_places_are_a_mismatch_on_all(gpus: FakeNccl, way: str) -> None:
 
 def test_another_shape_is_a_mismatch_and_nothing_is_registered(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             group.empty(4 + group.rank, device="cuda")
 
     ranks(program, 2)
@@ -150,7 +150,7 @@ def test_another_shape_is_a_mismatch_and_nothing_is_registered(gpus: FakeNccl) -
 def test_a_rank_in_another_call_is_a_mismatch(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
         x = mine(group)
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             group.empty(4, device="cuda") if group.rank else group.all_reduce(x)
 
     ranks(program, 2)
@@ -202,7 +202,7 @@ def test_a_rank_without_memory_is_told_on_all_and_the_group_goes_on(gpus: FakeNc
     gpus.largest = 4096
 
     def program(group: Group) -> None:
-        with pytest.raises(mh.OutOfMemoryError, match="rank 0 has no 8000 bytes"):
+        with pytest.raises(oa.OutOfMemoryError, match="rank 0 has no 8000 bytes"):
             group.empty(1000, device="cuda")
         assert group.all_reduce(filled(group)).get().tolist() == [3] * 4
 
@@ -254,7 +254,7 @@ def test_a_rank_that_dies_in_it_ends_the_others(gpus: FakeNccl) -> None:
         group.empty(4, device="cuda")
 
     outcomes = gpu_world(program, 2, config=NCCL)
-    assert isinstance(outcomes[0], mh.AbortedError)
+    assert isinstance(outcomes[0], oa.AbortedError)
 
 
 def test_it_is_refused_in_a_capture(gpus: FakeNccl) -> None:
@@ -262,7 +262,7 @@ def test_it_is_refused_in_a_capture(gpus: FakeNccl) -> None:
         stream = fake_cupy.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()
-            with pytest.raises(mh.UnsupportedError, match="before the capture"):
+            with pytest.raises(oa.UnsupportedError, match="before the capture"):
                 group.empty(4, device="cuda")
             stream.end_capture()
         assert filled(group).get().tolist() == [group.rank + 1] * 4
@@ -271,14 +271,14 @@ def test_it_is_refused_in_a_capture(gpus: FakeNccl) -> None:
 
 
 BAD: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
-    (lambda group: group.empty(3, device="gpu"), mh.UsageError, 'device must be "cuda", "cuda:N"'),
-    (lambda group: group.empty(3, device=True), mh.UsageError, "True was given"),
-    (lambda group: group.empty(3, device=-1), mh.UsageError, "-1 was given"),
-    (lambda group: group.empty(3, device=7), mh.UsageError, "sees 4 GPUs"),
-    (lambda group: group.empty(3, device=group.rank ^ 1), mh.LayoutError, "this rank's group uses device"),
-    (lambda group: group.empty(3, ml_dtypes.float8_e4m3fn, device="cuda"), mh.DTypeError, "uint8"),
-    (lambda group: group.empty(3, object, device="cuda"), mh.DTypeError, "object"),
-    (lambda group: group.empty(-3, device="cuda"), mh.SizeMismatchError, "-3"),
+    (lambda group: group.empty(3, device="gpu"), oa.UsageError, 'device must be "cuda", "cuda:N"'),
+    (lambda group: group.empty(3, device=True), oa.UsageError, "True was given"),
+    (lambda group: group.empty(3, device=-1), oa.UsageError, "-1 was given"),
+    (lambda group: group.empty(3, device=7), oa.UsageError, "sees 4 GPUs"),
+    (lambda group: group.empty(3, device=group.rank ^ 1), oa.LayoutError, "this rank's group uses device"),
+    (lambda group: group.empty(3, ml_dtypes.float8_e4m3fn, device="cuda"), oa.DTypeError, "uint8"),
+    (lambda group: group.empty(3, object, device="cuda"), oa.DTypeError, "object"),
+    (lambda group: group.empty(-3, device="cuda"), oa.SizeMismatchError, "-3"),
 ]
 
 
@@ -310,7 +310,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
 
     def program(group: Group) -> None:
-        with pytest.raises(mh.UnsupportedError, match=r"cannot be imported .*; try: pip install .*nccl"):
+        with pytest.raises(oa.UnsupportedError, match=r"cannot be imported .*; try: pip install .*nccl"):
             group.empty(3, device="cuda")
 
     for outcome in thread_world(program, 1, "simulated"):

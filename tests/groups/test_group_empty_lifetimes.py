@@ -21,9 +21,9 @@ from support.fake_gpu.fake_nccl import FakeNccl
 from support.waiting import until
 from support.worlds import held_port, must, over_sockets
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands_nccl.communicator import destroy_revoked, wait_for_ends
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord_nccl.communicator import destroy_revoked, wait_for_ends
 
 __all__ = ["gpus"]
 
@@ -197,7 +197,7 @@ def test_memory_is_not_freed_while_an_abort_is_under_way(gpus: FakeNccl) -> None
         if group.rank == 0:
             gpus.refuse("comm_window_deregister", 3)
         group.barrier()
-        with pytest.raises(mh.CommError):
+        with pytest.raises(oa.CommError):
             _ = group.empty(4, device="cuda"), group.empty(4, device="cuda")
 
     ranks(program, 2)
@@ -209,7 +209,7 @@ def test_a_window_that_does_not_come_about_is_freed_with_the_communicator(gpus: 
         if group.rank == 0:
             gpus.refuse("comm_window_register", 3)
         group.barrier()
-        with pytest.raises(mh.CommError):
+        with pytest.raises(oa.CommError):
             _ = group.empty(4, device="cuda"), group.empty(4, device="cuda")
 
     ranks(program, 2)
@@ -303,7 +303,7 @@ def test_those_that_are_left_use_the_arrays_of_the_old_group_as_any_others(gpus:
         group.all_reduce(x, out=x)
         group.all_reduce(dropped, out=dropped)
         group.synchronize()
-        with pytest.raises(mh.AbortedError):
+        with pytest.raises(oa.AbortedError):
             lose_rank_1(group, dropped)
         del dropped
         with group.shrink() as left:
@@ -331,9 +331,9 @@ import pytest
 from support.device_worlds import gpu_world
 from support.fake_gpu import fake_cupy
 from support.fake_gpu.fake_nccl import FakeNccl
-from manyhands_nccl import plugin
+from oneaccord_nccl import plugin
 from support.worlds import must, on_threads
-import manyhands as mh
+import oneaccord as oa
 import numpy as np
 
 monkeypatch = pytest.MonkeyPatch()
@@ -359,7 +359,7 @@ def joining(rank):
     fake_cupy.cuda.Device(rank).use()
     routes = {"hybrid": {"routes": {"cpu": "tcp", "cuda": "nccl"}}}
     config = {"backend": "hybrid", "backends": routes, "rendezvous": {"address": sys.argv[1]}}
-    group = mh.init(config=config, rank=rank, world_size=2)
+    group = oa.init(config=config, rank=rank, world_size=2)
     return group, program(group)
 
 opened = must(on_threads(joining, 2))

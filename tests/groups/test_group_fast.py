@@ -10,8 +10,8 @@ import pytest
 from support.waiting import PATIENCE_S
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 RANKS = 3
 
@@ -58,17 +58,17 @@ def test_what_cannot_be_done_is_refused_as_the_first_time_and_changes_nothing(wo
         read_only.flags.writeable = False
         for _ in range(3):
             assert group.all_reduce(mine).tolist() == [RANKS] * 5
-            with pytest.raises(mh.SizeMismatchError):
+            with pytest.raises(oa.SizeMismatchError):
                 group.all_reduce(mine, out=np.ones(6))
-            with pytest.raises(mh.DTypeError):
+            with pytest.raises(oa.DTypeError):
                 group.all_reduce(mine, out=np.ones(5, np.float32))
-            with pytest.raises(mh.LayoutError):
+            with pytest.raises(oa.LayoutError):
                 group.all_reduce(mine, out=read_only)
-            with pytest.raises(mh.LayoutError):
+            with pytest.raises(oa.LayoutError):
                 group.all_reduce(mine, out=[0.0] * 5)
-            with pytest.raises(mh.UsageError):
+            with pytest.raises(oa.UsageError):
                 group.all_reduce(mine, timeout_s=-1)
-            with pytest.raises(mh.DTypeError):
+            with pytest.raises(oa.DTypeError):
                 group.all_reduce(mine, ["sum"])
 
     world(program, RANKS)
@@ -81,7 +81,7 @@ def test_a_mismatch_is_found_on_every_rank_in_any_call(world, first_different):
             group.all_reduce(np.ones(3), "max" if number == first_different and group.rank == 1 else "sum")
 
     outcomes = world.outcomes(program, RANKS)
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * RANKS
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * RANKS
     assert all(f"#{first_different}" in str(outcome) and 'op="max"' in str(outcome) for outcome in outcomes)
 
 
@@ -99,7 +99,7 @@ def test_a_shorter_array_and_a_barrier_instead_of_it_are_mismatches(world):
 
     for program in (shorter, barrier):
         outcomes = world.outcomes(program, RANKS)
-        assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * RANKS
+        assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * RANKS
 
 
 def test_a_rank_that_stays_away_ends_the_call_at_the_deadline(world):
@@ -117,7 +117,7 @@ def test_a_rank_that_stays_away_ends_the_call_at_the_deadline(world):
                 ready.set()
 
     outcomes = world.outcomes(program, 2)
-    assert isinstance(outcomes[0], mh.DeadlineError)
+    assert isinstance(outcomes[0], oa.DeadlineError)
     assert "all_reduce #6" in str(outcomes[0])
     assert outcomes[0].rank == 0
 
@@ -130,7 +130,7 @@ def test_calls_after_close_are_refused(world):
             again(one.barrier)
             one.close()
             for call in (lambda one=one: one.all_reduce(np.ones(3)), one.barrier):
-                with pytest.raises(mh.ClosedError):
+                with pytest.raises(oa.ClosedError):
                     call()
 
     world(program, 2)
@@ -168,7 +168,7 @@ def test_all_collectives_give_again_what_they_gave(world, op):
             np.testing.assert_array_equal(group.reduce_scatter(mine, op), total[part])
             np.testing.assert_array_equal(group.all_to_all(mine), np.concatenate([each[part] for each in everyone]))
             np.testing.assert_array_equal(mine, base + group.rank * 10 + turn)
-            with pytest.raises(mh.InvalidRankError):
+            with pytest.raises(oa.InvalidRankError):
                 group.broadcast(mine, True)
 
     world(program, RANKS)
@@ -217,7 +217,7 @@ def test_a_signal_before_a_fast_call_has_begun_leaves_the_group_as_it_was(backen
             call()
         if group.rank == 0:
             with monkeypatch.context() as patched:
-                patched.setattr("manyhands.calls.order.counters._now", interrupted)
+                patched.setattr("oneaccord.calls.order.counters._now", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     call()
         group.barrier()

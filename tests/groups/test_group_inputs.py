@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import Group
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import Group
 
 CALLS: dict[str, Callable[[Group, Any], Any]] = {
     "all_reduce": lambda group, x: group.all_reduce_async(x),
@@ -59,7 +59,7 @@ def test_who_writes_to_what_is_still_read_is_named_on_every_rank(backend, config
         assert outcomes == [None, None]  # nobody looks
         return
     for rank, error in enumerate(outcomes):
-        assert type(error) is mh.InputChangedError, error
+        assert type(error) is oa.InputChangedError, error
         assert (error.rank, error.peer) == (rank, 1)
         assert str(error).startswith(f"rank 1 wrote to the input of {name}, float64[2, 3], begun at test_group_inputs.py:")
         assert str(pickle.loads(pickle.dumps(error))) == str(outcomes[0])
@@ -114,7 +114,7 @@ def test_what_is_reduced_in_place_is_looked_at_until_its_turn_comes():
         x[0] = 2.0
         work.wait()
 
-    with pytest.raises(mh.InputChangedError, match=r"rank [01] wrote"):
+    with pytest.raises(oa.InputChangedError, match=r"rank [01] wrote"):
         simulated.run(program, 2)
 
 
@@ -127,7 +127,7 @@ def test_also_where_nobody_waits_for_the_work():
         group.barrier()
 
     found = simulated.explore(program, 3, range(10))
-    assert (found.seed, type(found.error)) == (0, mh.InputChangedError)
+    assert (found.seed, type(found.error)) == (0, oa.InputChangedError)
 
 
 def test_also_in_a_world_of_one():
@@ -137,7 +137,7 @@ def test_also_in_a_world_of_one():
         x[0] = 2.0
         work.wait()
 
-    with pytest.raises(mh.InputChangedError, match=r"^rank 0 wrote to the input of all_gather, float64"):
+    with pytest.raises(oa.InputChangedError, match=r"^rank 0 wrote to the input of all_gather, float64"):
         simulated.run(program, 1)
 
 
@@ -198,7 +198,7 @@ def test_the_result_of_each_call_holds_no_number_until_it_has_ended(name: str, o
             return
         work = INTO[name](group, x, out)
         assert np.isnan(out).all()
-        mh.sleep(0.5)
+        oa.sleep(0.5)
         assert np.isnan(out).all() or name == "scatter"  # rank 0 first tells the others how much comes
         result = work.wait()
         assert result is out
@@ -215,7 +215,7 @@ def test_a_program_that_writes_to_a_result_too_early_is_named_on_every_rank(when
             group.recv(1)  # so that the call of rank 1 can not be over
         work = group.all_reduce_async(np.ones(3), out=out)
         if group.rank == 1:
-            mh.sleep(when)
+            oa.sleep(when)
             with np.errstate(invalid="ignore"):
                 out += 1
             group.send(1.0, 0)
@@ -224,7 +224,7 @@ def test_a_program_that_writes_to_a_result_too_early_is_named_on_every_rank(when
 
     run = simulated.run(program, 2, check=False)
     for rank in range(2):
-        assert type(run.errors[rank]) is mh.InputChangedError
+        assert type(run.errors[rank]) is oa.InputChangedError
         assert str(run.errors[rank]).startswith("rank 1 wrote to the result of all_reduce, begun at test_group_inputs.py:")
 
 
@@ -233,15 +233,15 @@ def test_a_result_is_as_it_was_when_its_call_cannot_begin() -> None:
         mine = np.full(3, 5.0)
         if group.rank == 0:
             work = group.all_reduce_async(mine, out=mine)
-            with pytest.raises(mh.CollectiveMismatchError):
+            with pytest.raises(oa.CollectiveMismatchError):
                 group.barrier()
-            with pytest.raises(mh.CommError):
+            with pytest.raises(oa.CommError):
                 work.wait()
             behind = np.full(3, 6.0)
-            with pytest.raises(mh.CommError):
+            with pytest.raises(oa.CommError):
                 group.all_reduce_async(behind, out=behind).wait()
             return behind.tolist()
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             group.barrier()
         return []
 

@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 SIZE = 3
 SHAPE = (6, 4, 2)
@@ -184,7 +184,7 @@ def test_what_numpy_can_read_as_an_array(world):
 
 def test_a_masked_array_is_refused_where_its_mask_says_something(world):
     def program(group: Group) -> None:
-        with pytest.raises(mh.LayoutError, match=r"masked array.*filled"):
+        with pytest.raises(oa.LayoutError, match=r"masked array.*filled"):
             group.all_reduce(np.ma.array([1, 2], mask=[True, False]))
         group.barrier()
 
@@ -205,7 +205,7 @@ def test_out_of_a_subclass(world, kind, tmp_path):
         else:
             out = np.zeros((2, 3)).view(kind)
         if kind in (np.ma.MaskedArray, np.matrix):
-            with pytest.raises(mh.LayoutError, match=r"out= must be a NumPy array.*np\.asarray"):
+            with pytest.raises(oa.LayoutError, match=r"out= must be a NumPy array.*np\.asarray"):
                 group.all_reduce(array, out=out)
         else:
             assert group.all_reduce(array, out=out) is out

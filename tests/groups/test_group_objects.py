@@ -21,11 +21,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.worlds import must, over_sockets, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands.contract.header import pack_description
-from manyhands.group import objects as object_calls
-from manyhands.group.packing import Unpacker
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord.contract.header import pack_description
+from oneaccord.group import objects as object_calls
+from oneaccord.group.packing import Unpacker
 
 
 class Color(enum.Enum):
@@ -245,9 +245,9 @@ def test_arrays_come_as_fields_of_what_type_says(world):
         for found in group.all_gather_object(layer, type=Layer):
             assert found.weights.tolist() == np.eye(3).tolist()
             assert [each.tolist() for each in found.more] == [[1.0, 1.0]] * 2
-        with pytest.raises(mh.UsageError, match=r"Expected `numpy\.ndarray`, got `str`"):
+        with pytest.raises(oa.UsageError, match=r"Expected `numpy\.ndarray`, got `str`"):
             group.broadcast_object({"name": "first", "weights": "none", "more": []}, type=Layer)
-        with pytest.raises(mh.UsageError, match="Expected `int`, got `ext`"):
+        with pytest.raises(oa.UsageError, match="Expected `int`, got `ext`"):
             group.broadcast_object([np.ones(2)], type=list[int])
         group.barrier()
 
@@ -280,7 +280,7 @@ def described(description: bytes) -> bytes:
 def test_any_bytes_make_an_array_of_what_is_there_or_an_error(data: bytes) -> None:
     message = msgspec.msgpack.encode([msgspec.msgpack.Ext(77, data)])
     for each in (message, b"\x81" + message[1:] + b"\x01"):  # in a list; as the key of a dict
-        with contextlib.suppress(mh.UsageError):
+        with contextlib.suppress(oa.UsageError):
             (array,) = Unpacker[Any](None, "recv_object").unpack(bytearray(each), 1)
             assert array.nbytes == len(data) - 2 - int.from_bytes(data[:2], "little")
     whole = msgspec.msgpack.encode([msgspec.msgpack.Ext(77, described(WELL) + bytes(16))])
@@ -302,15 +302,15 @@ def test_objects_travel_in_the_background(world):
             group.send_object_async("text", other),
         ]
         point.append(5)
-        assert mh.wait_all(received[:2]) == [Point(other), [other]]
-        with pytest.raises(mh.UsageError, match="cannot read the object of rank"):
+        assert oa.wait_all(received[:2]) == [Point(other), [other]]
+        with pytest.raises(oa.UsageError, match="cannot read the object of rank"):
             received[2].wait()
-        assert mh.wait_all(sent) == [None] * 3
-        with pytest.raises(mh.UsageError, match="cannot send obj, a function"):
+        assert oa.wait_all(sent) == [None] * 3
+        with pytest.raises(oa.UsageError, match="cannot send obj, a function"):
             group.send_object_async(lambda: 1, other)
-        with pytest.raises(mh.UsageError, match="cannot decode into type"):
+        with pytest.raises(oa.UsageError, match="cannot decode into type"):
             group.recv_object_async(other, type=5)
-        with pytest.raises(mh.SelfSendError):
+        with pytest.raises(oa.SelfSendError):
             group.recv_object_async(group.rank)
         group.barrier()
 
@@ -372,7 +372,7 @@ def test_what_cannot_travel_is_refused_by_place_and_the_group_stays_as_it_was():
             lambda: group.scatter_object([0, culprit], group.rank),
         ]
         for call in calls:
-            with pytest.raises(mh.UsageError) as caught:
+            with pytest.raises(oa.UsageError) as caught:
                 call()
             assert place in str(caught.value)
             assert remedy in str(caught.value)
@@ -392,19 +392,19 @@ def test_arguments_are_refused_before_any_byte_moves(world):
             lambda: group.gather_object(1, 1.5),  # type: ignore[arg-type]
             lambda: group.scatter_object([1, 2, 3], "0"),  # type: ignore[arg-type]
         ):
-            with pytest.raises(mh.InvalidRankError):
+            with pytest.raises(oa.InvalidRankError):
                 call()
         for call in (lambda: group.send_object(1, rank), lambda: group.recv_object(rank)):
-            with pytest.raises(mh.SelfSendError):
+            with pytest.raises(oa.SelfSendError):
                 call()
-        with pytest.raises(mh.SizeMismatchError, match="each of the 3 ranks, but got 2"):
+        with pytest.raises(oa.SizeMismatchError, match="each of the 3 ranks, but got 2"):
             group.scatter_object([1, 2], rank)
-        with pytest.raises(mh.UsageError, match="list of 3 objects on the root, not a NoneType"):
+        with pytest.raises(oa.UsageError, match="list of 3 objects on the root, not a NoneType"):
             group.scatter_object(None, rank)
         for kind in (3, "Undefined", Point | Model):
-            with pytest.raises(mh.UsageError, match="cannot decode into type="):
+            with pytest.raises(oa.UsageError, match="cannot decode into type="):
                 group.broadcast_object(1, type=kind)
-        with pytest.raises(mh.UsageError, match="timeout_s"):
+        with pytest.raises(oa.UsageError, match="timeout_s"):
             group.all_gather_object(1, timeout_s=0)
         assert group.all_gather_object(rank) == [0, 1, 2]
 
@@ -413,23 +413,23 @@ def test_arguments_are_refused_before_any_byte_moves(world):
 
 def test_what_does_not_fit_type_is_an_error_after_which_the_group_goes_on(world):
     def program(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match=r"object of rank 0 as type=.*Point: Expected `int`, got `str` - at `\$.x`"):
+        with pytest.raises(oa.UsageError, match=r"object of rank 0 as type=.*Point: Expected `int`, got `str` - at `\$.x`"):
             group.broadcast_object({"x": "one"}, type=Point)
-        with pytest.raises(mh.UsageError, match="object of rank 1 as type=int") as caught:
+        with pytest.raises(oa.UsageError, match="object of rank 1 as type=int") as caught:
             group.all_gather_object(["1", 1][1 - group.rank], type=int)
         assert caught.value.peer == 1
         if group.rank == 0:
             group.send_object([1], 1)
             group.send_object("next", 1)
         else:
-            with pytest.raises(mh.UsageError, match=r"as type=list\[str\]"):
+            with pytest.raises(oa.UsageError, match=r"as type=list\[str\]"):
                 group.recv_object(0, type=list[str])
             assert group.recv_object(0) == "next"
-        with pytest.raises(mh.UsageError, match=r"keys must be hashable.*give type="):
+        with pytest.raises(oa.UsageError, match=r"keys must be hashable.*give type="):
             group.broadcast_object({Point(1): 1})
-        with pytest.raises(mh.UsageError, match="cannot rebuild"):
+        with pytest.raises(oa.UsageError, match="cannot rebuild"):
             group.broadcast_object(msgspec.Raw(b"\xc1"))
-        with pytest.raises(mh.UsageError, match="nested too deep"):
+        with pytest.raises(oa.UsageError, match="nested too deep"):
             group.broadcast_object(msgspec.Raw(b"\x91" * 100_000 + b"\x90"))
         assert group.broadcast_object("well") == "well"
 
@@ -453,7 +453,7 @@ MISMATCHES: dict[str, tuple[Any, Any]] = {
 def test_ranks_that_do_not_make_the_same_call_all_learn_it(world, case):
     usual, other = MISMATCHES[case]
     outcomes = world.outcomes(lambda group: (other if group.rank == 1 else usual)(group), 3)
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 3
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * 3
     assert len({str(outcome) for outcome in outcomes}) == 1
 
 
@@ -476,7 +476,7 @@ def test_an_object_does_not_arrive_as_an_array_nor_an_array_as_an_object(world, 
             group.recv(0) if sends_object else group.recv_object(0)
 
     outcomes = world.outcomes(program, 2)
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 2
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * 2
 
 
 def test_other_ranks_learn_that_the_root_could_not_send(world):
@@ -484,7 +484,7 @@ def test_other_ranks_learn_that_the_root_could_not_send(world):
         group.broadcast_object((lambda: 1) if group.rank == 0 else None)
 
     outcomes = world.outcomes(program, 3)
-    assert [type(outcome) for outcome in outcomes] == [mh.UsageError, mh.AbortedError, mh.AbortedError]
+    assert [type(outcome) for outcome in outcomes] == [oa.UsageError, oa.AbortedError, oa.AbortedError]
 
 
 @pytest.mark.parametrize("size", [0, 2**62])
@@ -497,7 +497,7 @@ def test_a_size_that_cannot_be_ends_the_job_before_memory_is_taken(world, monkey
     monkeypatch.setattr(object_calls, "_room", lambda nbytes: pytest.fail("memory was asked for"))
     monkeypatch.setattr(object_calls, "pack", lambda obj, what: Damaged())
     outcomes = world.outcomes(lambda group: getattr(group, name)([1, 2]), 2)
-    assert [type(outcome) for outcome in outcomes] == [mh.ProtocolError] * 2
+    assert [type(outcome) for outcome in outcomes] == [oa.ProtocolError] * 2
     assert f"learned in {name} of" in str(outcomes[0])
     assert "which is impossible" in str(outcomes[0])
 
@@ -512,8 +512,8 @@ def test_a_rank_without_memory_for_what_comes_says_so_on_every_rank(world, monke
     monkeypatch.setattr(object_calls.np, "empty", no_memory)
     outcomes = world.outcomes(lambda group: group.broadcast_object(b"x" * 2**21 if group.rank == 0 else None), 3)
     # Who was first says why; the other one may have heard of that before it came so far.
-    assert type(outcomes[0]) is mh.AbortedError
-    assert mh.OutOfMemoryError in {type(outcome) for outcome in outcomes} <= {mh.AbortedError, mh.OutOfMemoryError}
+    assert type(outcomes[0]) is oa.AbortedError
+    assert oa.OutOfMemoryError in {type(outcome) for outcome in outcomes} <= {oa.AbortedError, oa.OutOfMemoryError}
     assert "has no memory for the 2359296 bytes of broadcast_object" in str(outcomes[0])
 
 
@@ -557,7 +557,7 @@ def test_a_closed_group_moves_no_objects(world):
     def program(group: Group) -> None:
         group.close()
         for call in (lambda: group.broadcast_object(1), lambda: group.send_object(1, 1 - group.rank)):
-            with pytest.raises(mh.ClosedError):
+            with pytest.raises(oa.ClosedError):
                 call()
 
     world(program, 2)

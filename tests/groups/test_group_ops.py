@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 Array = np.ndarray[Any, Any]
 
@@ -31,8 +31,8 @@ def times(a: Array, b: Array) -> Array:
     return product
 
 
-LAST = mh.Op(lambda a, b: b, commutative=False)
-MATRICES = mh.Op(times, commutative=False, identity=(np.eye(2, dtype=int).tolist(),))
+LAST = oa.Op(lambda a, b: b, commutative=False)
+MATRICES = oa.Op(times, commutative=False, identity=(np.eye(2, dtype=int).tolist(),))
 
 
 def matrices(rank: int, count: int) -> Array:
@@ -126,7 +126,7 @@ def test_every_collective_that_reduces_agrees_with_numpy_over_the_ranks(size: in
         both["a"], both["b"] = f["a"] * g["a"], f["a"] * g["b"] + f["b"]
         return both
 
-    op = mh.Op(compose, commutative=False, identity=(1, 0))
+    op = oa.Op(compose, commutative=False, identity=(1, 0))
     prefixes = [np.full(count, np.array((1, 0), maps))]
     for part in parts:
         prefixes.append(compose(prefixes[-1], part))
@@ -151,16 +151,16 @@ def writes(a: Array, b: Array) -> Array:
 
 
 BROKEN: dict[str, tuple[Any, type[Exception], str]] = {
-    "another shape": (lambda a, b: (a + b)[:1], mh.SizeMismatchError, r"shape \[1\].*float64\[2\]"),
-    "another dtype": (lambda a, b: a > b, mh.DTypeError, "array of bool.*astype"),
+    "another shape": (lambda a, b: (a + b)[:1], oa.SizeMismatchError, r"shape \[1\].*float64\[2\]"),
+    "another dtype": (lambda a, b: a > b, oa.DTypeError, "array of bool.*astype"),
     "no array": (
         lambda a, b: float(a.sum()),
-        mh.DTypeError,
+        oa.DTypeError,
         "returned a float.*each on its own; a matrix is one element only with such a dtype",
     ),
-    "nothing": (lambda a, b: None, mh.DTypeError, "returned a NoneType"),
-    "writes": (writes, mh.LayoutError, r"op=Op\(writes\) writes into its arguments, which are read-only"),
-    "one argument": (lambda a: a, mh.UsageError, "raised TypeError"),
+    "nothing": (lambda a, b: None, oa.DTypeError, "returned a NoneType"),
+    "writes": (writes, oa.LayoutError, r"op=Op\(writes\) writes into its arguments, which are read-only"),
+    "one argument": (lambda a: a, oa.UsageError, "raised TypeError"),
 }
 
 
@@ -200,12 +200,12 @@ def test_a_function_that_fails_in_the_midst_of_a_call_ends_it_everywhere(backend
 
     outcomes = thread_world(program, 3, backend)
     assert seen
-    own = [outcome for outcome in outcomes if isinstance(outcome, mh.UsageError)]
+    own = [outcome for outcome in outcomes if isinstance(outcome, oa.UsageError)]
     assert own
     assert all("fails_on_two" in str(error) and "raised ZeroDivisionError: two" in str(error) for error in own)
     assert all(isinstance(error.__cause__, ZeroDivisionError) for error in own)
-    others = [outcome for outcome in outcomes if not isinstance(outcome, mh.UsageError)]
-    assert all(isinstance(error, mh.AbortedError) and "broke off" in str(error) for error in others), outcomes
+    others = [outcome for outcome in outcomes if not isinstance(outcome, oa.UsageError)]
+    assert all(isinstance(error, oa.AbortedError) and "broke off" in str(error) for error in others), outcomes
 
 
 def test_a_function_that_changes_its_mind_is_found() -> None:
@@ -215,47 +215,47 @@ def test_a_function_that_changes_its_mind_is_found() -> None:
         def once(a: Array, b: Array) -> Array:
             return a + b if next(turns, False) else (a + b).astype(np.float32)
 
-        group.all_reduce(np.ones(3), mh.Op(once, name="once"))
+        group.all_reduce(np.ones(3), oa.Op(once, name="once"))
 
     outcomes = thread_world(program, 2, "simulated")
-    assert all(isinstance(outcome, mh.DTypeError | mh.AbortedError) for outcome in outcomes)
-    assert any(isinstance(outcome, mh.DTypeError) and "float32" in str(outcome) for outcome in outcomes)
+    assert all(isinstance(outcome, oa.DTypeError | oa.AbortedError) for outcome in outcomes)
+    assert any(isinstance(outcome, oa.DTypeError) and "float32" in str(outcome) for outcome in outcomes)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
-        (mh.Op(np.add, name="plus"), mh.Op(np.add, name="times"), ['op="Op(plus)"', 'op="Op(times)"']),
-        (mh.Op(times), mh.Op(times, commutative=False), ['op="Op(times)"', 'op="Op(times, commutative=False)"']),
-        (mh.Op(np.add, name="sum"), "sum", ['op="Op(sum)"', 'op="sum"']),
+        (oa.Op(np.add, name="plus"), oa.Op(np.add, name="times"), ['op="Op(plus)"', 'op="Op(times)"']),
+        (oa.Op(times), oa.Op(times, commutative=False), ['op="Op(times)"', 'op="Op(times, commutative=False)"']),
+        (oa.Op(np.add, name="sum"), "sum", ['op="Op(sum)"', 'op="sum"']),
         (larger_magnitude, lambda a, b: a + b, ['op="Op(larger_magnitude)"', "<lambda> of line"]),
         (*(lambda a, b: a + b, lambda a, b: a * b), ["<lambda> of line"]),  # one line
     ],
 )
 def test_ranks_that_give_other_functions_all_learn_of_it(one: Any, other: Any, words: list[str]) -> None:
     def program(group: Group) -> None:
-        dtype = MATRIX if one == mh.Op(times) else np.dtype(float)
+        dtype = MATRIX if one == oa.Op(times) else np.dtype(float)
         group.all_reduce(np.zeros(3, dtype), one if group.rank < 2 else other)
 
     outcomes = thread_world(program, 3, "simulated")
     for outcome in outcomes:
-        assert isinstance(outcome, mh.CollectiveMismatchError)
+        assert isinstance(outcome, oa.CollectiveMismatchError)
         assert all(word in str(outcome) for word in words), outcome
 
 
 def test_an_op_and_its_plain_function_are_the_same() -> None:
     def program(group: Group) -> float:
-        return float(group.all_reduce(-2.0 * group.rank, larger_magnitude if group.rank else mh.Op(larger_magnitude)))
+        return float(group.all_reduce(-2.0 * group.rank, larger_magnitude if group.rank else oa.Op(larger_magnitude)))
 
     assert must(thread_world(program, 3, "simulated")) == [-4, -4, -4]
 
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: mh.Op(3), lambda: mh.Op("sum"), lambda: mh.Op(times, name=""), lambda: mh.Op(times, name="x" * 201)],  # type: ignore[arg-type]
+    [lambda: oa.Op(3), lambda: oa.Op("sum"), lambda: oa.Op(times, name=""), lambda: oa.Op(times, name="x" * 201)],  # type: ignore[arg-type]
 )
 def test_an_op_that_cannot_be(make: Callable[[], Any]) -> None:
-    with pytest.raises(mh.UsageError):
+    with pytest.raises(oa.UsageError):
         make()
 
 
@@ -263,7 +263,7 @@ def test_an_op_that_cannot_be(make: Callable[[], Any]) -> None:
     ("op", "name"), [(np.sum, "sum"), (sum, "sum"), (max, "max"), (np.argmin, "minloc"), (np.prod, "product")]
 )
 def test_a_function_of_one_array_gets_a_hint(op: Any, name: str) -> None:
-    with mh.init(world_size=1) as group, pytest.raises(mh.DTypeError, match=f'did you mean "{name}"'):
+    with oa.init(world_size=1) as group, pytest.raises(oa.DTypeError, match=f'did you mean "{name}"'):
         group.all_reduce(np.ones(3), op)
 
 
@@ -309,20 +309,20 @@ def test_minloc_and_maxloc(op: str, value: str, place: str, size: int, data: st.
     "dtype", ["f8", "i8", [("a", "f8")], [("a", "f8"), ("b", "f8")], [("a", "c8"), ("b", "i8")], "f8,i8,i8"]
 )
 def test_a_dtype_that_is_no_value_with_a_location(dtype: Any) -> None:
-    with mh.init(world_size=1) as group, pytest.raises(mh.DTypeError, match="with_index"):
+    with oa.init(world_size=1) as group, pytest.raises(oa.DTypeError, match="with_index"):
         group.all_reduce(np.zeros(2, dtype), "maxloc")
 
 
 def test_values_with_indices() -> None:
-    made = mh.with_index([[1.5, 2.5], [3.5, 4.5]], [7, 8])
+    made = oa.with_index([[1.5, 2.5], [3.5, 4.5]], [7, 8])
     assert made.dtype == PAIR
     assert made.tolist() == [[(1.5, 7), (2.5, 8)], [(3.5, 7), (4.5, 8)]]
-    with pytest.raises(mh.DTypeError, match="integers"):
-        mh.with_index([1.0], 0.5)
-    with pytest.raises(mh.DTypeError, match="holds 9223372036854775808, but locations are int64"):
-        mh.with_index([1.0, 2.0], np.array([1, 2**63], np.uint64))
-    with pytest.raises(mh.SizeMismatchError, match="broadcast"):
-        mh.with_index([1.0, 2.0], [1, 2, 3])
+    with pytest.raises(oa.DTypeError, match="integers"):
+        oa.with_index([1.0], 0.5)
+    with pytest.raises(oa.DTypeError, match="holds 9223372036854775808, but locations are int64"):
+        oa.with_index([1.0, 2.0], np.array([1, 2**63], np.uint64))
+    with pytest.raises(oa.SizeMismatchError, match="broadcast"):
+        oa.with_index([1.0, 2.0], [1, 2, 3])
 
 
 # Structured dtypes
@@ -375,7 +375,7 @@ def test_ranks_with_other_fields_all_learn_of_it() -> None:
         group.all_gather(np.zeros(2, [(name, "i4")]))
 
     for outcome in thread_world(program, 3, "simulated"):
-        assert isinstance(outcome, mh.CollectiveMismatchError)
+        assert isinstance(outcome, oa.CollectiveMismatchError)
         assert "[('a', '<i4')][2]" in str(outcome)
         assert "[('b', '<i4')][2]" in str(outcome)
 
@@ -404,7 +404,7 @@ def test_out_with_other_fields_than_what_is_sent() -> None:
     ],
 )
 def test_structured_dtypes_that_cannot_travel(dtype: Any) -> None:
-    with mh.init(world_size=1) as group, pytest.raises(mh.DTypeError, match="cannot travel"):
+    with oa.init(world_size=1) as group, pytest.raises(oa.DTypeError, match="cannot travel"):
         group.all_gather(np.zeros(2, dtype))
 
 
@@ -414,7 +414,7 @@ def test_fields_that_no_message_can_describe() -> None:
     def program(group: Group) -> int:
         peer = 1 - group.rank
         for call in (lambda: group.sendrecv(x, peer, peer), lambda: group.send(x, peer), lambda: group.scatter(x, group.rank)):
-            with pytest.raises(mh.SizeMismatchError, match="8 fields"):
+            with pytest.raises(oa.SizeMismatchError, match="8 fields"):
                 call()
         return len(group.all_gather(x))
 
@@ -423,5 +423,5 @@ def test_fields_that_no_message_can_describe() -> None:
 
 @pytest.mark.parametrize("op", ["sum", "min", "and", np.add, np.logaddexp])
 def test_a_structured_array_has_no_sum(op: Any) -> None:
-    with mh.init(world_size=1) as group, pytest.raises(mh.DTypeError, match="not defined"):
+    with oa.init(world_size=1) as group, pytest.raises(oa.DTypeError, match="not defined"):
         group.all_reduce(np.zeros(2, PAIR), op)

@@ -11,8 +11,8 @@ import pytest
 from support.waiting import PATIENCE_S
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 ARRAYS = {
     "0-d": np.array(3.5),
@@ -146,11 +146,11 @@ def test_an_array_that_does_not_fit_out(out, words):
         if group.rank == 0:
             group.send(np.ones(3), 1)
             has_sent.set()
-            with pytest.raises(mh.CollectiveMismatchError, match=f"(?s)rank 0 sent {words}"):
+            with pytest.raises(oa.CollectiveMismatchError, match=f"(?s)rank 0 sent {words}"):
                 group.barrier()
         else:
             assert has_sent.wait(PATIENCE_S)
-            with pytest.raises(mh.CollectiveMismatchError, match=f"(?s)rank 0 sent {words}") as caught:
+            with pytest.raises(oa.CollectiveMismatchError, match=f"(?s)rank 0 sent {words}") as caught:
                 group.recv(0, out=out)
             assert caught.value.peer == 0
             assert not out.any()
@@ -161,7 +161,7 @@ def test_an_array_that_does_not_fit_out(out, words):
 def test_a_large_array_that_does_not_fit_out_does_not_block_its_sender(world):
     def program(group: Group) -> None:
         call = partial(group.recv, 0, out=np.zeros(4)) if group.rank else partial(group.send, np.ones(3_000_000), 1)
-        with pytest.raises(mh.CollectiveMismatchError, match=r"rank 0 sent float64\[3000000\]"):
+        with pytest.raises(oa.CollectiveMismatchError, match=r"rank 0 sent float64\[3000000\]"):
             call()
 
     world(program, 2)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support.worlds import over_sockets, thread_world
 
-from manyhands.api import Group
+from oneaccord.api import Group
 
 PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "40"))
 BATCH = 10

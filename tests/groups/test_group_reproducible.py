@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Collective, Group
-from manyhands.schedule.algorithms.registry import BUILTIN
+import oneaccord as oa
+from oneaccord.api import Collective, Group
+from oneaccord.schedule.algorithms.registry import BUILTIN
 
 REPRODUCIBLE = [
     algorithm.name for algorithm in BUILTIN if algorithm.collective is Collective.ALL_REDUCE and algorithm.canonical
@@ -104,7 +104,7 @@ def test_an_operator_of_the_user_keeps_the_order_as_well() -> None:
 
 def test_an_algorithm_of_another_order_is_refused_before_any_byte_moves() -> None:
     def program(group: Group) -> None:
-        with pytest.raises(mh.ConfigError, match=r"(?s)reproducible all_reduce: the config asks for the algorithm 'ring'"):
+        with pytest.raises(oa.ConfigError, match=r"(?s)reproducible all_reduce: the config asks for the algorithm 'ring'"):
             group.all_reduce(np.ones(3), reproducible=True)
         assert group.all_reduce(np.ones(3)).tolist() == [2, 2, 2]
 
@@ -113,5 +113,5 @@ def test_an_algorithm_of_another_order_is_refused_before_any_byte_moves() -> Non
 
 def test_ranks_that_do_not_all_ask_for_it_are_a_mismatch() -> None:
     outcomes = thread_world(lambda group: group.all_reduce(np.ones(3), reproducible=group.rank == 1), 2, "simulated")
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 2
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * 2
     assert "reproducible=True" in str(outcomes[0])

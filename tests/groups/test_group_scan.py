@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Collective, Group
-from manyhands.schedule.algorithms.registry import BUILTIN
+import oneaccord as oa
+from oneaccord.api import Collective, Group
+from oneaccord.schedule.algorithms.registry import BUILTIN
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ def test_every_algorithm_scans_in_the_order_of_ranks(
         product["m"] = a["m"] @ b["m"]
         return product
 
-    op = mh.Op(times, commutative=False, identity=([[1, 0], [0, 1]],))
+    op = oa.Op(times, commutative=False, identity=([[1, 0], [0, 1]],))
     parts = np.zeros((size, count), [("m", "i8", (2, 2))])
     parts["m"] = np.random.default_rng(seed).integers(-3, 4, (size, count, 2, 2))
     identity = np.full(count, np.array(([[1, 0], [0, 1]],), parts.dtype))
@@ -82,7 +82,7 @@ def test_a_reproducible_scan_adds_from_left_to_right(by_config: bool) -> None:
 def test_means_are_refused_before_any_byte_moves() -> None:
     def program(group: Group) -> Any:
         for call in (group.scan, group.exscan, group.scan_async, group.exscan_async):
-            with pytest.raises(mh.UsageError, match='not support op="mean"'):
+            with pytest.raises(oa.UsageError, match='not support op="mean"'):
                 call(1.0, "mean")
         return group.scan(1)
 
@@ -91,19 +91,19 @@ def test_means_are_refused_before_any_byte_moves() -> None:
 
 NO_IDENTITY: list[Any] = [
     lambda a, b: a + b,
-    mh.Op(np.add),
+    oa.Op(np.add),
     np.fmax,
-    mh.Op(np.add, identity="x"),
-    mh.Op(np.add, identity=(1, 2)),
+    oa.Op(np.add, identity="x"),
+    oa.Op(np.add, identity=(1, 2)),
 ]
 
 
 def test_an_exscan_needs_an_identity_on_every_rank() -> None:
     def program(group: Group) -> Any:
         for op in NO_IDENTITY:
-            with pytest.raises(mh.UsageError, match="identity"):
+            with pytest.raises(oa.UsageError, match="identity"):
                 group.exscan(1.0, op)
-        return group.scan(1.0, mh.Op(np.add))
+        return group.scan(1.0, oa.Op(np.add))
 
     assert must(thread_world(program, 3, "simulated")) == [1, 2, 3]
 
@@ -119,7 +119,7 @@ def test_what_rank_0_gets_of_an_exscan() -> None:
         ("xor", np.bool_, False),
         (np.logaddexp, np.float64, -np.inf),
         (np.gcd, np.int32, 0),
-        (mh.Op(np.maximum, identity=7), np.int16, 7),
+        (oa.Op(np.maximum, identity=7), np.int16, 7),
     ]
 
     def program(group: Group) -> None:
@@ -138,8 +138,8 @@ DIFFERENT: Calls = {
     "another op": (lambda group: group.scan(1.0), lambda group: group.scan(1.0, "max")),
     "another shape": (lambda group: group.exscan(np.ones(2)), lambda group: group.exscan(np.ones(3))),
     "another identity": (
-        lambda group: group.exscan(1.0, mh.Op(np.add, identity=0)),
-        lambda group: group.exscan(1.0, mh.Op(np.add, identity=1)),
+        lambda group: group.exscan(1.0, oa.Op(np.add, identity=0)),
+        lambda group: group.exscan(1.0, oa.Op(np.add, identity=1)),
     ),
     "all_reduce": (lambda group: group.scan(1.0), lambda group: group.all_reduce(1.0)),
 }
@@ -152,7 +152,7 @@ DIFFERENT: Calls = {
 def test_a_rank_that_calls_something_else_is_found_on_all_ranks(kind: str, backend: str, who: int) -> None:
     one, other = DIFFERENT[kind]
     outcomes = thread_world(lambda group: (other if group.rank == who else one)(group), 3, backend)
-    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, oa.CollectiveMismatchError) for outcome in outcomes), outcomes
 
 
 @pytest.mark.parametrize("collective", ["scan", "exscan"])
@@ -165,7 +165,7 @@ def test_nobody_returns_before_all_have_come(collective: str) -> None:
             raise AssertionError("it returned")
 
     for outcome in thread_world(program, 3, "simulated", timeout_s=2)[:2]:
-        assert isinstance(outcome, mh.CollectiveMismatchError)
+        assert isinstance(outcome, oa.CollectiveMismatchError)
 
 
 def test_groups_scan_in_the_order_of_their_own_ranks() -> None:

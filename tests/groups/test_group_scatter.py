@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 FORMS = ["array", "list", "strided"]
 
@@ -34,5 +34,5 @@ def test_a_part_that_fits_no_more_ends_the_call_on_all_ranks(world):
             group.scatter(np.ones(rows) if group.rank == 0 else None, out=np.empty(2))
 
     for outcome in world.outcomes(program, 2):
-        with pytest.raises(mh.CommError, match=r"out= has shape \(2,\), but the result has \(3,\)"):
+        with pytest.raises(oa.CommError, match=r"out= has shape \(2,\), but the result has \(3,\)"):
             raise outcome

@@ -10,8 +10,8 @@ import pytest
 from support.waiting import PATIENCE_S, until
 from support.worlds import must, over_sockets
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 
 def test_ranks_of_one_color_come_together_in_the_order_of_their_keys(world):
@@ -54,7 +54,7 @@ def test_colors_and_keys_may_be_any_integers_of_64_bits(world):
 def test_a_color_that_is_none_is_refused_and_leaves_the_group_usable(world):
     def program(group: Group) -> None:
         for color, key in ((1.5, 0), ("a", 0), (True, 0), (2**63, 0), (0, "b"), (0, 0.0)):
-            with pytest.raises(mh.UsageError, match="must be an integer of 64 bits or None"):
+            with pytest.raises(oa.UsageError, match="must be an integer of 64 bits or None"):
                 group.split(color, key)
         group.barrier()
 
@@ -78,10 +78,10 @@ def test_a_subgroup_has_its_members_in_the_order_given(world):
 def test_ranks_that_cannot_be_are_refused(world):
     def program(group: Group) -> None:
         for ranks, error in (
-            ([], mh.UsageError),
-            ([0, 0], mh.UsageError),
-            ([0, 3], mh.InvalidRankError),
-            ([-1], mh.InvalidRankError),
+            ([], oa.UsageError),
+            ([0, 0], oa.UsageError),
+            ([0, 3], oa.InvalidRankError),
+            ([-1], oa.InvalidRankError),
         ):
             with pytest.raises(error):
                 group.subgroup(ranks)
@@ -118,7 +118,7 @@ def test_a_closed_group_is_refused_and_its_parent_goes_on(world):
             sub.barrier()
         assert "closed" in repr(sub)
         for call in (sub.barrier, sub.barrier_async, lambda: sub.split(0), lambda: sub.subgroup([0])):
-            with pytest.raises(mh.ClosedError, match=r"group \d+ is closed"):
+            with pytest.raises(oa.ClosedError, match=r"group \d+ is closed"):
                 call()
         sub.close()
         group.barrier()
@@ -134,7 +134,7 @@ def test_closing_the_world_closes_its_groups(world):
         sub.all_reduce_async(x, out=x)
         group.close()
         assert (x == 2).all()
-        with pytest.raises(mh.ClosedError):
+        with pytest.raises(oa.ClosedError):
             sub.barrier()
 
     world(program, 2)
@@ -164,7 +164,7 @@ def test_a_mismatch_in_a_subgroup_ends_the_job_on_every_rank_and_names_ranks_of_
             sub.all_reduce(np.ones(2 + sub.rank))
 
     for outcome in world.outcomes(program, 4):
-        assert isinstance(outcome, mh.CollectiveMismatchError)
+        assert isinstance(outcome, oa.CollectiveMismatchError)
         assert "rank 1" in str(outcome)
         assert "rank 3" in str(outcome)
         assert "rank 0" not in str(outcome)
@@ -179,7 +179,7 @@ def test_a_send_that_is_never_received_is_found_when_all_have_closed_the_group(w
         group.barrier()
 
     outcomes = world.outcomes(program, 2)
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 2
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * 2
     assert "every send needs its recv" in str(outcomes[0])
 
 
@@ -189,7 +189,7 @@ def test_a_rank_that_leaves_without_making_the_group_is_named(world):
             group.subgroup([0, 1, 2])
 
     for outcome in world.outcomes(program, 3):
-        assert isinstance(outcome, mh.CollectiveMismatchError)
+        assert isinstance(outcome, oa.CollectiveMismatchError)
         assert outcome.peer == 0
         assert "rank 0 has closed its group" in str(outcome)
 
@@ -208,7 +208,7 @@ def test_a_rank_that_does_not_come_in_time_ends_the_job(world):
                 gate.set()
 
     for outcome in world.outcomes(program, 2):
-        assert isinstance(outcome, mh.DeadlineError)
+        assert isinstance(outcome, oa.DeadlineError)
         assert "split #1 of group 0" in str(outcome)
 
 
@@ -220,12 +220,12 @@ def test_an_exception_that_leaves_a_group_ends_the_job(world):
             sub.barrier()
 
     outcomes = world.outcomes(program, 3)
-    assert [type(outcome) for outcome in outcomes] == [mh.AbortedError, KeyError, mh.AbortedError]
+    assert [type(outcome) for outcome in outcomes] == [oa.AbortedError, KeyError, oa.AbortedError]
     assert "rank 1 ended with KeyError" in str(outcomes[0])
 
 
 def test_a_world_of_one_can_be_split():
-    with mh.init(config={}) as group, group.split(3) as sub, sub.subgroup([0]) as same:  # type: ignore[union-attr]
+    with oa.init(config={}) as group, group.split(3) as sub, sub.subgroup([0]) as same:  # type: ignore[union-attr]
         assert (sub.rank, sub.world_size, same.ranks) == (0, 1, (0,))
         assert same.all_reduce(np.ones(2)).tolist() == [1, 1]
         assert same.all_reduce_async(np.ones(2)).wait().tolist() == [1, 1]

@@ -13,8 +13,8 @@ import pytest
 from support.waiting import PATIENCE_S, until
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 
 def in_threads(*functions: Callable[[], object]) -> list[object]:
@@ -60,7 +60,7 @@ def test_a_call_that_waits_for_another_thread_in_vain_says_so_and_sends_nothing(
     def interfere(group: Group) -> None:
         assert busy.wait(PATIENCE_S)
         for call in (lambda: group.send(3, 1, timeout_s=0.02), lambda: group.recv(1, timeout_s=0.02)):
-            with pytest.raises(mh.DeadlineError, match=r"another call of rank 0 .* rank 1; nothing was sent") as caught:
+            with pytest.raises(oa.DeadlineError, match=r"another call of rank 0 .* rank 1; nothing was sent") as caught:
                 call()
             assert (caught.value.rank, caught.value.peer) == (0, 1)
         refused.set()
@@ -84,7 +84,7 @@ def test_a_world_of_threads_keeps_no_group_that_was_closed():
         made = []
         group.close()
         for _ in range(3):
-            with mh.init(config={}, timeout_s=20) as later:
+            with oa.init(config={}, timeout_s=20) as later:
                 made += [weakref.ref(later), weakref.ref(later.backend())]
         del later
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from support import preloaded
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 
 
 def test_every_call_works_in_a_world_of_one():
-    with mh.init() as group:
+    with oa.init() as group:
         assert (group.rank, group.world_size) == (0, 1)
         x = np.arange(6.0).reshape(3, 2)
         results = [
@@ -33,34 +33,34 @@ def test_every_call_works_in_a_world_of_one():
         assert group.all_gather(5).tolist() == [5]
         assert group.all_reduce([True], "and").tolist() == [True]
         for refused in (lambda: group.send(x, 0), lambda: group.recv(0), lambda: group.sendrecv(x, 0, None)):
-            with pytest.raises(mh.SelfSendError):
+            with pytest.raises(oa.SelfSendError):
                 refused()
-        with pytest.raises(mh.DTypeError):
+        with pytest.raises(oa.DTypeError):
             group.all_reduce([1], "mean")
         assert "rank 0 of 1" in repr(group)
     group.close()
-    assert repr(group).startswith("<manyhands.Group rank 0 of 1")
+    assert repr(group).startswith("<oneaccord.Group rank 0 of 1")
     assert repr(group).endswith("closed>")
-    with pytest.raises(mh.ClosedError, match="the group is closed"):
+    with pytest.raises(oa.ClosedError, match="the group is closed"):
         group.barrier()
 
 
 def test_a_world_of_one_may_end_without_closing(run_python, tmp_path):
-    done = run_python("-W", "error", "-c", "import manyhands as mh; g = mh.init(); print(g.all_reduce(2).item())")
+    done = run_python("-W", "error", "-c", "import oneaccord as oa; g = oa.init(); print(g.all_reduce(2).item())")
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
 
 def test_a_script_that_fails_alone_shows_its_own_error_only(run_python):
-    done = run_python("-c", "import manyhands as mh\nwith mh.init() as g:\n    raise KeyError('mine')")
+    done = run_python("-c", "import oneaccord as oa\nwith oa.init() as g:\n    raise KeyError('mine')")
     assert done.returncode == 1
     assert done.stderr.strip().endswith("KeyError: 'mine'")
-    assert "manyhands" not in done.stderr.splitlines()[-1]
+    assert "oneaccord" not in done.stderr.splitlines()[-1]
 
 
 ALONE = """
-import os, sys, manyhands as mh
+import os, sys, oneaccord as oa
 os.environ.update(word.split("=") for word in sys.argv[1].split())
-with mh.init(**eval(sys.argv[2])) as group:
+with oa.init(**eval(sys.argv[2])) as group:
     print(group.world_size)
 """
 
@@ -69,7 +69,7 @@ with mh.init(**eval(sys.argv[2])) as group:
 def test_a_rank_that_is_alone_although_it_seems_to_have_been_launched_says_so(tmp_path, variable):
     done = preloaded.run(["-c", ALONE, variable, "{}"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "1\n")
-    assert done.stderr.startswith("manyhands: ")
+    assert done.stderr.startswith("oneaccord: ")
     assert "a world of one" in done.stderr
     assert "init(rank=0, world_size=1)" in done.stderr
     done = preloaded.run(["-c", ALONE, variable, "{'rank': 0, 'world_size': 1}"], cwd=tmp_path)
@@ -80,7 +80,7 @@ def test_a_launcher_of_pmix_is_told_what_to_set_or_to_give(tmp_path):
     done = preloaded.run(["-c", ALONE, "PMIX_RANK=0", "{}"], cwd=tmp_path)
     assert done.returncode == 1
     assert "ConfigError: PMIX_RANK=0 is set, by a launcher that uses only PMIx" in done.stderr
-    for more, given in (("", "{'rank': 0, 'world_size': 1}"), (" MANYHANDS_WORLD_SIZE=1", "{}")):
+    for more, given in (("", "{'rank': 0, 'world_size': 1}"), (" ONEACCORD_WORLD_SIZE=1", "{}")):
         done = preloaded.run(["-c", ALONE, "PMIX_RANK=0" + more, given], cwd=tmp_path)
         assert (done.stdout, done.stderr) == ("1\n", "")
 
@@ -117,7 +117,7 @@ def test_a_closed_group_refuses_every_call(world, size):
                 lambda: group.sendrecv(1, other, other),
             ]
         for call in calls:
-            with pytest.raises(mh.ClosedError, match=r"closed.*init") as caught:
+            with pytest.raises(oa.ClosedError, match=r"closed.*init") as caught:
                 call()
             assert caught.value.rank == group.rank
 
@@ -126,7 +126,7 @@ def test_a_closed_group_refuses_every_call(world, size):
 
 def test_with_closes_and_repr_tells(world):
     def program(group: Group) -> None:
-        name = f"<manyhands.Group rank {group.rank} of 2 over {group.backend_name}"
+        name = f"<oneaccord.Group rank {group.rank} of 2 over {group.backend_name}"
         assert repr(group) == f"{name}>"
         with group as entered:
             assert entered is group
@@ -137,14 +137,14 @@ def test_with_closes_and_repr_tells(world):
 
 def test_a_failed_group_says_so(world):
     def program(group: Group) -> str:
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             group.all_reduce(np.zeros(2 + group.rank))
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             group.barrier()
         return repr(group)
 
     for rank, text in enumerate(world(program, 2)):
-        assert text.startswith(f"<manyhands.Group rank {rank} of 2")
+        assert text.startswith(f"<oneaccord.Group rank {rank} of 2")
         assert text.endswith(", failed>")
 
 
@@ -159,7 +159,7 @@ def test_one_group_after_another(world):
             group.recv(0)
         group.close()
         for number in range(5):
-            with mh.init(config={}) as again:
+            with oa.init(config={}) as again:
                 assert again.all_reduce(np.full(1000, number)).tolist() == [3 * number] * 1000
 
     world(program, 3)

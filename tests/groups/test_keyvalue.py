@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.worlds import free_port, on_threads, thread_world
 
-import manyhands as mh
-from manyhands.api import Group, KeyValueStore, Sealer
-from manyhands.control.keyvalue import MAX_VALUE_BYTES
-from manyhands.job.job import Job
+import oneaccord as oa
+from oneaccord.api import Group, KeyValueStore, Sealer
+from oneaccord.control.keyvalue import MAX_VALUE_BYTES
+from oneaccord.job.job import Job
 
 
 def processes(body: Callable[[Group], Any], world_size: int = 2) -> list[Any]:
@@ -21,7 +21,7 @@ def processes(body: Callable[[Group], Any], world_size: int = 2) -> list[Any]:
     config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{free_port()}"}}
 
     def rank(number: int) -> Any:
-        with mh.init(config=config, rank=number, world_size=world_size, timeout_s=20) as group:
+        with oa.init(config=config, rank=number, world_size=world_size, timeout_s=20) as group:
             return body(group)
 
     return on_threads(rank, world_size)
@@ -61,7 +61,7 @@ def test_two_stores_share_nothing() -> None:
 def test_a_key_that_nobody_sets_is_named_and_the_store_stays_usable() -> None:
     def body(group: Group) -> object:
         store = KeyValueStore(group)
-        with pytest.raises(mh.DeadlineError, match=r"no rank set 'a', 'b' in the key-value store within 0\.05 s"):
+        with pytest.raises(oa.DeadlineError, match=r"no rank set 'a', 'b' in the key-value store within 0\.05 s"):
             store.wait(["a", "b"], timeout_s=0.05)
         group.barrier()
         store.set("a", b"")
@@ -75,15 +75,15 @@ def test_a_key_that_nobody_sets_is_named_and_the_store_stays_usable() -> None:
 def test_what_cannot_be_kept_is_refused_and_changes_nothing() -> None:
     def body(group: Group) -> object:
         store = KeyValueStore(group)
-        with pytest.raises(mh.UsageError, match=f"at most {MAX_VALUE_BYTES}"):
+        with pytest.raises(oa.UsageError, match=f"at most {MAX_VALUE_BYTES}"):
             store.set("a", bytes(MAX_VALUE_BYTES + 1))
         group.barrier()
         if group.rank == 1:
             store.set("a", bytes(MAX_VALUE_BYTES))
-            with pytest.raises(mh.UsageError, match="would be longer"):
+            with pytest.raises(oa.UsageError, match="would be longer"):
                 store.append("a", b"x")
             store.set("word", b"x")
-            with pytest.raises(mh.UsageError, match="no number"):
+            with pytest.raises(oa.UsageError, match="no number"):
                 store.add("word", 1)
         group.barrier()
         return len(store.get("a")), store.get("word")
@@ -103,7 +103,7 @@ def test_whoever_waits_hears_of_a_failure() -> None:
     first, second, planted = processes(body, 3)
     assert isinstance(planted, ValueError)
     for error in (first, second):
-        assert isinstance(error, mh.AbortedError)
+        assert isinstance(error, oa.AbortedError)
         assert "planted" in str(error)
 
 
@@ -111,9 +111,9 @@ def test_a_closed_group_has_no_store() -> None:
     def body(group: Group) -> object:
         store = KeyValueStore(group)
         group.close()
-        with pytest.raises(mh.ClosedError):
+        with pytest.raises(oa.ClosedError):
             store.set("a", b"")
-        with pytest.raises(mh.ClosedError):
+        with pytest.raises(oa.ClosedError):
             KeyValueStore(group)
         return True
 
@@ -121,13 +121,13 @@ def test_a_closed_group_has_no_store() -> None:
 
 
 def test_a_rank_alone_has_one_and_threads_of_a_world_have_none() -> None:
-    with mh.init(rank=0, world_size=1) as group:
+    with oa.init(rank=0, world_size=1) as group:
         store = KeyValueStore(group)
         store.set("a", b"1")
         assert (store.get("a"), store.add("a", 1)) == (b"1", 2)
 
     def refused(group: Group) -> object:
-        with pytest.raises(mh.UnsupportedError, match="let them share a dict"):
+        with pytest.raises(oa.UnsupportedError, match="let them share a dict"):
             KeyValueStore(group)
         return group.all_gather_object(group.rank)
 
@@ -135,7 +135,7 @@ def test_a_rank_alone_has_one_and_threads_of_a_world_have_none() -> None:
 
 
 def test_strangers_neither_read_nor_write_nor_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANYHANDS_SECRET", "of this test")
+    monkeypatch.setenv("ONEACCORD_SECRET", "of this test")
     addresses: list[tuple[str, int]] = []
     listen = Job.listen
 
@@ -179,5 +179,5 @@ def test_a_seal_fits_what_a_rank_of_the_group_has_sealed_for_a_purpose() -> None
         return None
 
     for error in processes(body):
-        assert isinstance(error, mh.ProtocolError)
+        assert isinstance(error, oa.ProtocolError)
         assert "rank 1 received words that no rank of this job has sealed" in str(error)

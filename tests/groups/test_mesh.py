@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.worlds import must, over_sockets, thread_world
 
-import manyhands as mh
-from manyhands.api import DeviceMesh, Group
+import oneaccord as oa
+from oneaccord.api import DeviceMesh, Group
 
 
 @pytest.mark.parametrize(
@@ -81,28 +81,28 @@ def test_what_is_not_on_the_mesh_is_refused_in_words(world):
         with DeviceMesh(group, (2, 2), ("data", "tensor")) as mesh:
             for use in (mesh.group, mesh.size, mesh.axis, mesh.submesh):
                 with pytest.raises(
-                    mh.UsageError, match=r"no axis 'tensr' \(did you mean 'tensor'\?\): its axes are data=2 x tensor=2"
+                    oa.UsageError, match=r"no axis 'tensr' \(did you mean 'tensor'\?\): its axes are data=2 x tensor=2"
                 ):
                     use("tensr")
                 for axis in (2, -3, 1.5, True):
-                    with pytest.raises(mh.UsageError, match="numbered from 0"):
+                    with pytest.raises(oa.UsageError, match="numbered from 0"):
                         use(axis)  # type: ignore[arg-type]
             for rank in (4, -1, "0"):
-                with pytest.raises(mh.InvalidRankError, match="its ranks are 0 to 3"):
+                with pytest.raises(oa.InvalidRankError, match="its ranks are 0 to 3"):
                     mesh.coordinates_of(rank)  # type: ignore[arg-type]
             for wrong in (2, -1, 0.5):
-                with pytest.raises(mh.InvalidRankError, match=f"tensor={wrong} is not in the mesh: that axis goes from 0 to 1"):
+                with pytest.raises(oa.InvalidRankError, match=f"tensor={wrong} is not in the mesh: that axis goes from 0 to 1"):
                     mesh.rank_at(0, wrong)  # type: ignore[arg-type]
-                with pytest.raises(mh.InvalidRankError, match="data="):
+                with pytest.raises(oa.InvalidRankError, match="data="):
                     mesh.rank_at(data=wrong)  # type: ignore[arg-type]
             for places, named in (((0,), {}), ((0, 0, 0), {}), ((), {}), ((0, 0), {"data": 1})):
-                with pytest.raises(mh.UsageError, match=r"rank_at takes 2 coordinates \(data, tensor\)"):
+                with pytest.raises(oa.UsageError, match=r"rank_at takes 2 coordinates \(data, tensor\)"):
                     mesh.rank_at(*places, **named)
-            with pytest.raises(mh.UsageError, match="no axis 'pipe'"):
+            with pytest.raises(oa.UsageError, match="no axis 'pipe'"):
                 mesh.rank_at(pipe=0)
-            with pytest.raises(mh.UsageError, match="each only once"):
+            with pytest.raises(oa.UsageError, match="each only once"):
                 mesh.submesh("data", 0)
-            with pytest.raises(mh.UsageError, match="at least one axis"):
+            with pytest.raises(oa.UsageError, match="at least one axis"):
                 mesh.submesh()
             with pytest.raises(ValueError, match="read-only"):
                 mesh.ranks[0, 0] = 5
@@ -169,14 +169,14 @@ def test_axes_that_are_rings_are_part_of_a_mesh(world):
             assert mesh != other
             with mesh.submesh("y", "x") as turned:
                 assert turned.periodic == (False, True)
-            with pytest.raises(mh.UsageError, match=r"integer number of steps, not 0\.5"):
+            with pytest.raises(oa.UsageError, match=r"integer number of steps, not 0\.5"):
                 mesh.shift("x", 0.5)  # type: ignore[arg-type]
-            with pytest.raises(mh.UsageError, match="no axis 'z'"):
+            with pytest.raises(oa.UsageError, match="no axis 'z'"):
                 mesh.shift("z")
         for wrong in (1, None, "no", (True,), (True, 0), [True] * 3):
-            with pytest.raises(mh.UsageError, match="periodic must be True or False, or 2 of these"):
+            with pytest.raises(oa.UsageError, match="periodic must be True or False, or 2 of these"):
                 DeviceMesh(group, (2, 2), periodic=wrong)  # type: ignore[arg-type]
-        with pytest.raises(mh.UsageError, match=r"(?s)and the same periodic:.*rank 3: .*periodic=\(False, True\)"):
+        with pytest.raises(oa.UsageError, match=r"(?s)and the same periodic:.*rank 3: .*periodic=\(False, True\)"):
             DeviceMesh(group, (2, 2), periodic=(False, group.rank == 3))
         assert group.all_reduce(1) == 4
 
@@ -185,23 +185,23 @@ def test_axes_that_are_rings_are_part_of_a_mesh(world):
 
 # A shape and names, the error, and what it says.
 CANNOT_BE: list[tuple[Any, Any, type[Exception], str]] = [
-    ((2, 3), None, mh.InvalidWorldSizeError, r"shape \(2, 3\) has 2 x 3 = 6 places, and the group has 4 ranks"),
-    ((3, -1), None, mh.InvalidWorldSizeError, "a multiple of 3 places, and the group has 4 ranks"),
-    ((8, -1), None, mh.InvalidWorldSizeError, "a multiple of 8 places"),
-    ((2,), None, mh.InvalidWorldSizeError, "2 = 2 places"),
-    ((-1, -1), None, mh.UsageError, "one of which may be -1"),
-    ((), None, mh.UsageError, "a sequence of positive integers"),
-    ((4, 0), None, mh.UsageError, "a sequence of positive integers"),
-    ((-2, -2), None, mh.UsageError, "a sequence of positive integers"),
-    ((2.0, 2), None, mh.UsageError, "a sequence of positive integers"),
-    ((True, 4), None, mh.UsageError, "a sequence of positive integers"),
-    (4, None, mh.UsageError, "a sequence of positive integers"),
-    ("22", None, mh.UsageError, "a sequence of positive integers"),
-    ((2, 2), ("a",), mh.UsageError, "names must be 2 strings"),
-    ((2, 2), "ab", mh.UsageError, "names must be 2 strings"),
-    ((2, 2), ("a", ""), mh.UsageError, "names must be 2 strings"),
-    ((2, 2), ("a", 1), mh.UsageError, "names must be 2 strings"),
-    ((2, 2), ("dp", "dp"), mh.UsageError, "axis names must differ, and 'dp' is given more than once"),
+    ((2, 3), None, oa.InvalidWorldSizeError, r"shape \(2, 3\) has 2 x 3 = 6 places, and the group has 4 ranks"),
+    ((3, -1), None, oa.InvalidWorldSizeError, "a multiple of 3 places, and the group has 4 ranks"),
+    ((8, -1), None, oa.InvalidWorldSizeError, "a multiple of 8 places"),
+    ((2,), None, oa.InvalidWorldSizeError, "2 = 2 places"),
+    ((-1, -1), None, oa.UsageError, "one of which may be -1"),
+    ((), None, oa.UsageError, "a sequence of positive integers"),
+    ((4, 0), None, oa.UsageError, "a sequence of positive integers"),
+    ((-2, -2), None, oa.UsageError, "a sequence of positive integers"),
+    ((2.0, 2), None, oa.UsageError, "a sequence of positive integers"),
+    ((True, 4), None, oa.UsageError, "a sequence of positive integers"),
+    (4, None, oa.UsageError, "a sequence of positive integers"),
+    ("22", None, oa.UsageError, "a sequence of positive integers"),
+    ((2, 2), ("a",), oa.UsageError, "names must be 2 strings"),
+    ((2, 2), "ab", oa.UsageError, "names must be 2 strings"),
+    ((2, 2), ("a", ""), oa.UsageError, "names must be 2 strings"),
+    ((2, 2), ("a", 1), oa.UsageError, "names must be 2 strings"),
+    ((2, 2), ("dp", "dp"), oa.UsageError, "axis names must differ, and 'dp' is given more than once"),
 ]
 
 
@@ -211,7 +211,7 @@ def test_a_mesh_that_cannot_be_is_refused_before_any_byte_moves(world):
             with pytest.raises(kind, match=words) as caught:
                 DeviceMesh(group, shape, names)
             assert type(caught.value) is kind
-        with pytest.raises(mh.UsageError, match="made of a group"):
+        with pytest.raises(oa.UsageError, match="made of a group"):
             DeviceMesh(4, (4,))  # type: ignore[arg-type]
         assert group._call_sequence.next == 0
 
@@ -223,7 +223,7 @@ def test_a_mesh_that_cannot_be_is_refused_before_any_byte_moves(world):
 )
 def test_ranks_that_give_different_meshes_all_learn_it_and_the_group_goes_on(world, other):
     def program(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match="every rank must give the same shape and names") as caught:
+        with pytest.raises(oa.UsageError, match="every rank must give the same shape and names") as caught:
             DeviceMesh(group, *(other if group.rank == 5 else ((2, -1), ("a", "b"))))
         stories = str(caught.value).splitlines()[1:]
         assert stories[4] == "  rank 4: shape=(2, 4), names=('a', 'b')"
@@ -239,7 +239,7 @@ def test_a_mesh_against_another_call_is_a_mismatch_on_every_rank(world):
         group.barrier() if group.rank == 1 else DeviceMesh(group, (2, 2))
 
     outcomes = world.outcomes(program, 4)
-    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 4
+    assert [type(outcome) for outcome in outcomes] == [oa.CollectiveMismatchError] * 4
 
 
 def test_axes_without_names_have_numbers_and_default_names(world):
@@ -264,10 +264,10 @@ def test_a_submesh_holds_the_ranks_that_share_the_other_coordinates():
                 assert part.parent.all_reduce(1) == 4
                 assert part.group("pp").all_reduce(group.rank) == mesh.group("pp").all_reduce(group.rank)
             for closed in (part.parent, part.group("tp")):
-                with pytest.raises(mh.ClosedError):
+                with pytest.raises(oa.ClosedError):
                     closed.barrier()
             assert mesh.group("tp").all_reduce(1) == 2
-            with pytest.raises(mh.UsageError, match="every rank must give the same axes"):
+            with pytest.raises(oa.UsageError, match="every rank must give the same axes"):
                 mesh.submesh("dp", "tp" if group.rank else "pp")
             with mesh.submesh(1) as line:
                 assert line.parent.ranks == mesh.group("dp").ranks
@@ -292,7 +292,7 @@ def test_closing_a_mesh_closes_its_groups_and_not_the_one_laid_out(world):
         mesh.close()
         mesh.close()
         for axis in range(2):
-            with pytest.raises(mh.ClosedError):
+            with pytest.raises(oa.ClosedError):
                 mesh.group(axis).barrier()
         assert mesh.rank_at(1, 0) == 1
         assert group.all_reduce(1) == 2
@@ -311,7 +311,7 @@ def test_a_program_that_fails_inside_a_mesh_does_not_wait_for_anybody(world):
             group.barrier()
 
     outcomes = world.outcomes(program, 3)
-    assert [type(outcome) for outcome in outcomes] == [mh.AbortedError, ZeroDivisionError, mh.AbortedError]
+    assert [type(outcome) for outcome in outcomes] == [oa.AbortedError, ZeroDivisionError, oa.AbortedError]
 
 
 def test_equal_meshes_have_the_same_ranks_shape_and_names(world):
@@ -328,12 +328,12 @@ def test_equal_meshes_have_the_same_ranks_shape_and_names(world):
         assert hash(mesh) == hash(same)
         assert mesh not in (turned, wide, "mesh")
         assert DeviceMesh(half, (2,)) != DeviceMesh(group, (4,))
-        assert repr(mesh) == f"<manyhands.DeviceMesh a=2 x b=2, rank {group.rank} at {divmod(group.rank, 2)}>"
+        assert repr(mesh) == f"<oneaccord.DeviceMesh a=2 x b=2, rank {group.rank} at {divmod(group.rank, 2)}>"
 
     world(program, 4)
 
 
 def test_a_world_of_one_has_meshes_of_any_number_of_axes():
-    with mh.init() as group, mh.DeviceMesh(group, (1, -1, 1)) as mesh:
+    with oa.init() as group, oa.DeviceMesh(group, (1, -1, 1)) as mesh:
         assert mesh.coordinates == (0, 0, 0)
         assert mesh.group(2).all_reduce(5) == 5

@@ -8,7 +8,7 @@ import time
 import pytest
 from support.user_space_network import Network, can_make_networks
 
-from manyhands.net.keepalive import Liveness
+from oneaccord.net.keepalive import Liveness
 
 
 @pytest.mark.long  # since it measures how long a kernel waits

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from manyhands.cli.app import make_app
-from manyhands.cli.main import main
+from oneaccord.cli.app import make_app
+from oneaccord.cli.main import main
 
 
 def _commands() -> dict[str, Any]:
@@ -71,9 +71,9 @@ def test_what_was_given_stands_in_the_error_as_it_was_given(
 
 
 def test_a_module_that_plugins_names_may_lie_where_a_command_is_typed(tmp_path: Path) -> None:
-    (tmp_path / "manyhands.toml").write_text('plugins = ["of_mine"]')
+    (tmp_path / "oneaccord.toml").write_text('plugins = ["of_mine"]')
     (tmp_path / "of_mine.py").touch()
-    installed = Path(sys.executable).with_name("manyhands")
+    installed = Path(sys.executable).with_name("oneaccord")
 
     done = subprocess.run([installed, "config", "show"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
 

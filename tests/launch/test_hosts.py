@@ -22,9 +22,9 @@ def pair() -> Iterator[Network]:
 
 def start(pair: Network, host: int, script: Path, **variables: str) -> subprocess.Popen[str]:
     """Start a host's two ranks of a job of four."""
-    command = [sys.executable, "-m", "manyhands", "run", "-n", "2", "--backend", "tcp", "--nnodes", "2"]
+    command = [sys.executable, "-m", "oneaccord", "run", "-n", "2", "--backend", "tcp", "--nnodes", "2"]
     command += ["--node-rank", str(host), "--rendezvous", f"{pair.address(0)}:29500", str(script)]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")} | variables
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")} | variables
     words = ["ip", "netns", "exec", Path(pair.namespace(host)).name, *command]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ)
 
@@ -34,15 +34,15 @@ def test_ranks_of_two_hosts_meet_and_talk(pair: Network, tmp_path: Path) -> None
     script.write_text(
         """
 import numpy as np
-import manyhands as mh
+import oneaccord as oa
 
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     big = group.all_reduce(np.full(300_001, group.rank))
     print(group.rank, int(big[0]), group.all_gather(np.array([group.rank])).tolist(), flush=True)
 """
     )
     jobs = [
-        start(pair, host, script, MANYHANDS_SECRET="the secret of the test", MANYHANDS_RUN_ID="of the test") for host in (0, 1)
+        start(pair, host, script, ONEACCORD_SECRET="the secret of the test", ONEACCORD_RUN_ID="of the test") for host in (0, 1)
     ]
     outputs = [job.communicate(timeout=50)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], outputs
@@ -55,7 +55,7 @@ def test_without_a_secret_ranks_of_two_hosts_do_not_start(pair: Network, tmp_pat
     job = start(pair, 0, script)
     output = job.communicate(timeout=50)[0]
     assert job.returncode == 2
-    assert "MANYHANDS_SECRET" in output
+    assert "ONEACCORD_SECRET" in output
     assert "it ran" not in output
 
 
@@ -65,21 +65,21 @@ def test_hosts_that_are_cut_apart_learn_that_they_are(pair: Network, tmp_path: P
     script.write_text(
         """
 import numpy as np
-import manyhands as mh
+import oneaccord as oa
 
-with mh.init(timeout_s=50) as group:
+with oa.init(timeout_s=50) as group:
     x = np.zeros(1000)
     group.all_reduce(x)
     print("all here", flush=True)
     try:
         while True:
             group.all_reduce(x, out=x)
-    except mh.PeerLostError as error:
+    except oa.PeerLostError as error:
         print("lost", error.peer, flush=True)
 """
     )
     jobs = [
-        start(pair, host, script, MANYHANDS_SECRET="the secret of the test", MANYHANDS_RUN_ID="of the test") for host in (0, 1)
+        start(pair, host, script, ONEACCORD_SECRET="the secret of the test", ONEACCORD_RUN_ID="of the test") for host in (0, 1)
     ]
     for job in jobs:
         assert job.stdout is not None

@@ -15,15 +15,15 @@ import pytest
 from support.fault_tools import LONG_BEFORE_S, TELLING_JOINS, Nursery
 from support.worlds import free_port, on_threads
 
-import manyhands as mh
+import oneaccord as oa
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-INIT = "attempt(mh.init, timeout_s=30)"
+INIT = "attempt(oa.init, timeout_s=30)"
 JOINING = TELLING_JOINS + INIT
 MEET = """
-    with mh.init(timeout_s=30) as group:
+    with oa.init(timeout_s=30) as group:
         tell("sum", value=float(group.all_reduce(np.ones(1))[0]))
 """
 
@@ -50,10 +50,10 @@ def has_ipv6() -> bool:
 
 PLACES = {
     "a name": {"MASTER_ADDR": "localhost"},
-    "MANYHANDS_RENDEZVOUS": {"MASTER_ADDR": None, "MASTER_PORT": None, "MANYHANDS_RENDEZVOUS": "127.0.0.1:PORT"},
+    "ONEACCORD_RENDEZVOUS": {"MASTER_ADDR": None, "MASTER_PORT": None, "ONEACCORD_RENDEZVOUS": "127.0.0.1:PORT"},
     "IPv6": {"MASTER_ADDR": "::1"},
     "IPv6 in brackets": {"MASTER_ADDR": "[::1]"},
-    "IPv6 by MANYHANDS_RENDEZVOUS": {"MANYHANDS_RENDEZVOUS": "[::1]:PORT"},
+    "IPv6 by ONEACCORD_RENDEZVOUS": {"ONEACCORD_RENDEZVOUS": "[::1]:PORT"},
     "an address of the network": {"MASTER_ADDR": "OWN"},
 }
 
@@ -76,7 +76,7 @@ def test_ranks_meet(nursery: Nursery, place: str) -> None:
 
 
 TELLING_DIALS = """
-import manyhands.net.network as network
+import oneaccord.net.network as network
 dial = network.dial
 def dialling(*args):
     try:
@@ -102,16 +102,16 @@ def test_where_the_launcher_lets_ranks_meet_wins_over_the_configured_address(
 ) -> None:
     """The address in a file that several hosts share says nothing about a job on one host."""
     (tmp_path / "program.py").write_text(
-        "import manyhands as mh, numpy as np\n"
-        "with mh.init(timeout_s=30) as group:\n    print(group.all_reduce(np.ones(1))[0])\n"
+        "import oneaccord as oa, numpy as np\n"
+        "with oa.init(timeout_s=30) as group:\n    print(group.all_reduce(np.ones(1))[0])\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as other:  # where ranks cannot meet
         address = f"127.0.0.1:{other.getsockname()[1]}"
         if by == "file":
-            (tmp_path / "manyhands.toml").write_text(f'[rendezvous]\naddress = "{address}"\n')
+            (tmp_path / "oneaccord.toml").write_text(f'[rendezvous]\naddress = "{address}"\n')
         else:
-            monkeypatch.setenv("MANYHANDS_RENDEZVOUS__ADDRESS", address)
-        done = run_python("-m", "manyhands", "run", "-n", "2", "--backend", "tcp", "program.py")
+            monkeypatch.setenv("ONEACCORD_RENDEZVOUS__ADDRESS", address)
+        done = run_python("-m", "oneaccord", "run", "-n", "2", "--backend", "tcp", "program.py")
     assert sorted(done.stdout.splitlines()) == ["[0] 2.0", "[1] 2.0"], done
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -133,7 +133,7 @@ def meeting(
         if secrets:
             rendezvous["secret_file"] = secrets[number] and str(secrets[number])
         config = {"backend": "tcp", "rendezvous": rendezvous, **(other or {} if number == len(which) - 1 else {})}
-        mh.init(config=config, rank=which[number], world_size=config.pop("world_size", world_size), timeout_s=30).close()
+        oa.init(config=config, rank=which[number], world_size=config.pop("world_size", world_size), timeout_s=30).close()
 
     return on_threads(body, len(which))
 
@@ -141,19 +141,19 @@ def meeting(
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_name_that_does_not_resolve_is_told(which: int) -> None:
     (error,) = meeting([which], 2, "no-such-host.invalid", 0.5)
-    assert type(error) is mh.RendezvousError
+    assert type(error) is oa.RendezvousError
     assert "no-such-host.invalid" in str(error)
 
 
 def test_an_unreachable_rank_0_is_told_when_the_time_is_up() -> None:
     (error,) = meeting([1], 2, timeout_s=0.5)
-    assert (type(error), error.peer) == (mh.RendezvousError, 0)
+    assert (type(error), error.peer) == (oa.RendezvousError, 0)
     assert re.search(r"could not reach rank 0 .*127\.0\.0\.1:\d+", str(error))
 
 
 def test_ranks_that_never_come_are_named() -> None:
     for error in meeting([0, 1, 3], 5):
-        assert (type(error), error.peer) == (mh.DeadlineError, 2)
+        assert (type(error), error.peer) == (oa.DeadlineError, 2)
         assert "within 2 s: ranks 2, 4 of 5 did not come" in str(error)
         assert "Rank 0 listens at 127.0.0.1, which only ranks of its own host can reach" in str(error)
 
@@ -162,12 +162,12 @@ def test_ranks_that_never_come_are_named() -> None:
     ("stray", "failure", "words"),
     [
         (
-            {"RANK": "1", "MANYHANDS_RUN_ID": "the first"},
+            {"RANK": "1", "ONEACCORD_RUN_ID": "the first"},
             "AuthenticationError",
             "holds another secret than this rank, or is another run than 'the first'",
         ),
         (
-            {"RANK": "5", "WORLD_SIZE": "8", "MANYHANDS_RUN_ID": "the second"},
+            {"RANK": "5", "WORLD_SIZE": "8", "ONEACCORD_RUN_ID": "the second"},
             "RendezvousError",
             "is not in a world of 2, which rank 0 was started for",
         ),
@@ -177,12 +177,12 @@ def test_who_belongs_to_another_job_is_refused_alone(
     nursery: Nursery, stray: dict[str, str | None], failure: str, words: str
 ) -> None:
     program = """
-        group = attempt(mh.init, timeout_s=40)
-        if isinstance(group, mh.Group):
+        group = attempt(oa.init, timeout_s=40)
+        if isinstance(group, oa.Group):
             tell("sum", sum=float(group.all_reduce(np.full(1, float(os.environ["MINE"])))[0]))
             group.close()
     """
-    with nursery.ranks(program, 2, MINE="2", MANYHANDS_RUN_ID="the second") as ranks:
+    with nursery.ranks(program, 2, MINE="2", ONEACCORD_RUN_ID="the second") as ranks:
         ranks.start(0)
         ranks.start_as(7, MINE="100", **stray)
         assert ranks.wait([7]) == {7: 0}
@@ -205,12 +205,12 @@ def test_ranks_with_another_secret_are_told_at_once_and_rank_0_that_they_were_re
     refused = [1, 2] if wrong == [0] else wrong
     for rank, error in enumerate(errors):
         if rank in refused:
-            assert type(error) is mh.AuthenticationError
+            assert type(error) is oa.AuthenticationError
             assert "another secret" in str(error)
         else:
-            assert type(error) is mh.DeadlineError
+            assert type(error) is oa.DeadlineError
             assert f"Connections were refused, {len(refused)} in all: from 127.0.0.1 with another secret." in str(error)
-        assert "MANYHANDS_SECRET" in str(error)
+        assert "ONEACCORD_SECRET" in str(error)
         assert "wrong one" not in str(error)
 
 
@@ -220,13 +220,13 @@ def test_ranks_with_another_secret_are_told_at_once_and_rank_0_that_they_were_re
 def test_without_a_secret_that_nobody_can_guess_nothing_but_loopback_is_listened_on(
     address: str, run: str, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MANYHANDS_RUN_ID", run)
-    monkeypatch.setenv("MANYHANDS_SECRET", secret)
+    monkeypatch.setenv("ONEACCORD_RUN_ID", run)
+    monkeypatch.setenv("ONEACCORD_SECRET", secret)
     host = address.replace("OWN", own_address() or "0.0.0.0")
     (error,) = meeting([0], 2, host)
-    assert type(error) is mh.AuthenticationError
+    assert type(error) is oa.AuthenticationError
     assert f"listening at {host} with{' a secret that can be guessed' if secret else 'out a secret'}" in str(error)
-    assert "MANYHANDS_SECRET" in str(error)
+    assert "ONEACCORD_SECRET" in str(error)
     assert "changeme" not in str(error)
 
 
@@ -234,10 +234,10 @@ def test_a_secret_that_can_be_guessed_is_not_shown_to_whoever_has_taken_the_port
     host = own_address()
     if host is None:
         pytest.skip("this host has no address but loopback")
-    monkeypatch.setenv("MANYHANDS_SECRET", "changeme")
+    monkeypatch.setenv("ONEACCORD_SECRET", "changeme")
     with socket.create_server((host, 0)) as squatter:
         (error,) = meeting([1], 2, host, port=squatter.getsockname()[1])
-        assert type(error) is mh.AuthenticationError
+        assert type(error) is oa.AuthenticationError
         assert f"meeting at {host} with a secret that can be guessed" in str(error)
         with squatter.accept()[0] as heard:
             assert heard.recv(1000) == b""
@@ -269,7 +269,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_ranks_that_were_started_differently_are_refused(what: str) -> None:
     other, words = DIFFERENCES[what]
     for error in meeting(range(3), 3, timeout_s=30, other=other):
-        assert type(error) is mh.RendezvousError
+        assert type(error) is oa.RendezvousError
         assert [word for word in words if word not in str(error)] == [], str(error)
 
 
@@ -284,14 +284,14 @@ def test_a_server_that_greets_otherwise_is_told_at_once(nursery: Nursery) -> Non
                 caller.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
                 failure = ranks.raised()[1]
     assert failure["type"] == "RendezvousError"
-    assert "is not a manyhands job: it sent b'SSH-2.0" in failure["text"]
+    assert "is not a oneaccord job: it sent b'SSH-2.0" in failure["text"]
     assert failure["took"] < LONG_BEFORE_S
 
 
 def test_a_rank_may_leave_while_it_connects_to_the_stores_successor(nursery: Nursery) -> None:
     program = """
-    from manyhands.control.protocol import Leave
-    from manyhands.control.remote import SocketControl, _Wire
+    from oneaccord.control.protocol import Leave
+    from oneaccord.control.remote import SocketControl, _Wire
     leaves, connects = threading.Event(), threading.Event()
     follow, open, post = SocketControl.follow, _Wire.open, SocketControl._post
     def following(control, sock, successor):
@@ -308,7 +308,7 @@ def test_a_rank_may_leave_while_it_connects_to_the_stores_successor(nursery: Nur
             connects.wait(30)
         post(control, message)
     SocketControl.follow, _Wire.open, SocketControl._post = following, opening, posting
-    with mh.init(timeout_s=30) as group:
+    with oa.init(timeout_s=30) as group:
         group.barrier()
     """
     with nursery.ranks(program, 3) as ranks:

@@ -17,7 +17,7 @@ import pytest
 from support import preloaded
 from support.worlds import must, on_threads, thread_world
 
-from manyhands.api import (
+from oneaccord.api import (
     Algorithm,
     Buffer,
     Collective,
@@ -32,14 +32,14 @@ from manyhands.api import (
     ThreadWorld,
     hookimpl,
 )
-from manyhands.config import load
-from manyhands.config.plugins import PluginManager, Switches, get_plugin_manager
-from manyhands.config.selection import make_selector
-from manyhands.errors import DuplicatePluginError, PluginError
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands.schedule.errors import OrderError, ScheduleDeadlockError, ScheduleError
-from manyhands_lab.tuning.measure import measure
-from manyhands_lab.tuning.plan import Plan
+from oneaccord.config import load
+from oneaccord.config.plugins import PluginManager, Switches, get_plugin_manager
+from oneaccord.config.selection import make_selector
+from oneaccord.errors import DuplicatePluginError, PluginError
+from oneaccord.schedule.algorithms.registry import BUILTIN
+from oneaccord.schedule.errors import OrderError, ScheduleDeadlockError, ScheduleError
+from oneaccord_lab.tuning.measure import measure
+from oneaccord_lab.tuning.plan import Plan
 
 PACKAGES = Path(__file__).resolve().parents[1] / "packages"
 ALL_REDUCE, BROADCAST, REDUCE = Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE
@@ -61,7 +61,7 @@ def install(name: str, site: Path) -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which both example packages are installed."""
     folder = tmp_path_factory.mktemp("installed")
-    for name in ("manyhands-star", "manyhands-comet"):
+    for name in ("oneaccord-star", "oneaccord-comet"):
         install(name, folder)
     return folder
 
@@ -70,33 +70,33 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def manyhands(site: Path, tmp_path: Path) -> Run:
+def oneaccord(site: Path, tmp_path: Path) -> Run:
     """Run the command line with the example packages, in an empty folder."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")}
         environ["PYTHONPATH"] = str(site)
-        return preloaded.run(["-m", "manyhands", *words], environ=environ, cwd=tmp_path)
+        return preloaded.run(["-m", "oneaccord", *words], environ=environ, cwd=tmp_path)
 
     return run
 
 
 PROGRAM = """
 import numpy as np
-import manyhands as mh
-from manyhands.api import hookimpl
-from manyhands.config.plugins import get_plugin_manager
+import oneaccord as oa
+from oneaccord.api import hookimpl
+from oneaccord.config.plugins import get_plugin_manager
 
 class Watch:
     used = {}
 
     @hookimpl
-    def manyhands_collective_finished(self, event):
+    def oneaccord_collective_finished(self, event):
         self.used[event.operation] = event.algorithm
 
 watch = Watch()
 get_plugin_manager().register(watch, "watch")
-with mh.init(timeout_s=20) as group:
+with oa.init(timeout_s=20) as group:
     sent = np.arange(5.0) + group.rank
     for root in range(group.world_size):
         assert (group.broadcast(sent, root) == np.arange(5.0) + root).all()
@@ -107,25 +107,25 @@ with mh.init(timeout_s=20) as group:
 """
 
 
-def test_an_installed_algorithm_runs_over_tcp_when_the_config_names_it(manyhands: Run, tmp_path: Path) -> None:
+def test_an_installed_algorithm_runs_over_tcp_when_the_config_names_it(oneaccord: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "manyhands.toml").write_text('[algorithms]\nbroadcast = "star"\nreduce = "star"\n')
-    answer = manyhands("run", "--no-prefix", "-n", "3", "--backend", "tcp", "program.py")
+    (tmp_path / "oneaccord.toml").write_text('[algorithms]\nbroadcast = "star"\nreduce = "star"\n')
+    answer = oneaccord("run", "--no-prefix", "-n", "3", "--backend", "tcp", "program.py")
     assert (answer.returncode, answer.stdout) == (0, "star star\n"), answer.stderr
 
 
-def test_an_algorithm_that_was_refused_cannot_be_chosen_and_the_counterexample_is_told(manyhands: Run, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import manyhands as mh\nmh.init()\n")
-    (tmp_path / "manyhands.toml").write_text('[algorithms]\nbroadcast = "comet"\n')
-    answer = manyhands("run", "-n", "2", "--backend", "tcp", "program.py")
+def test_an_algorithm_that_was_refused_cannot_be_chosen_and_the_counterexample_is_told(oneaccord: Run, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import oneaccord as oa\noa.init()\n")
+    (tmp_path / "oneaccord.toml").write_text('[algorithms]\nbroadcast = "comet"\n')
+    answer = oneaccord("run", "-n", "2", "--backend", "tcp", "program.py")
     assert answer.returncode == 1
     assert "ConfigError" in answer.stderr
     assert "algorithms.broadcast = 'comet'" in answer.stderr
     assert "world of 2, root 1, segments 1: WrongResultError: rank 0, output chunk 0" in answer.stderr
 
 
-def test_doctor_shows_what_was_refused_and_what_is_right(manyhands: Run) -> None:
-    answer = manyhands("doctor", "--json")
+def test_doctor_shows_what_was_refused_and_what_is_right(oneaccord: Run) -> None:
+    answer = oneaccord("doctor", "--json")
     assert answer.returncode == 0, answer.stderr
     errors = {each["name"]: each["error"] for each in json.loads(answer.stdout)["extensions"]}
     assert errors["star"] is None
@@ -144,7 +144,7 @@ class Offer:
         self.asked = 0
 
     @hookimpl
-    def manyhands_register_algorithms(self) -> Any:
+    def oneaccord_register_algorithms(self) -> Any:
         self.asked += 1
         return self.algorithms
 
@@ -309,7 +309,7 @@ def test_the_same_steps_listed_so_that_they_can_run_are_taken_also_where_it_clai
 ) -> None:
     manager = PluginManager(Switches())
     manager.register(Offer(Algorithm("exchange", ALL_REDUCE, listed_well, "", in_order=False)), "offer")
-    monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
+    monkeypatch.setattr("oneaccord.config.plugins.manager._process_manager", lambda: manager)
 
     def program(group: Group) -> float:
         # Too long for mailboxes and for buffers of the kernel: in another order, its steps would never end.
@@ -337,7 +337,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Algorithm], None]:
     def offer(algorithm: Algorithm) -> None:
         manager = PluginManager(Switches())
         manager.register(Offer(algorithm), "offer")
-        monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
+        monkeypatch.setattr("oneaccord.config.plugins.manager._process_manager", lambda: manager)
         assert algorithm in manager.algorithms()
 
     return offer
@@ -426,7 +426,7 @@ def test_a_world_that_is_too_large_for_a_proof_is_told_in_the_log(
     offered: Callable[[Algorithm], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered(replace(SELFISH, name="unproved"))
-    monkeypatch.setattr("manyhands.config.plugins.proving.BUDGET", 40)
+    monkeypatch.setattr("oneaccord.config.plugins.proving.BUDGET", 40)
 
     def program(group: Group) -> float:
         return float(group.all_reduce(np.full(8, group.rank))[0])
@@ -439,7 +439,7 @@ def test_a_world_that_is_too_large_for_a_proof_is_told_in_the_log(
     )
 
 
-def test_what_registration_has_proved_and_what_comes_with_manyhands_is_not_proved_again(
+def test_what_registration_has_proved_and_what_comes_with_oneaccord_is_not_proved_again(
     offered: Callable[[Algorithm], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered(replace(SELFISH, name="again"))
@@ -449,7 +449,7 @@ def test_what_registration_has_proved_and_what_comes_with_manyhands_is_not_prove
         proved.append(case.size)
         return True
 
-    monkeypatch.setattr("manyhands.config.plugins.proving._prove_case", count)
+    monkeypatch.setattr("oneaccord.config.plugins.proving._prove_case", count)
 
     def program(group: Group) -> None:
         group.all_reduce(np.ones(8))
@@ -488,7 +488,7 @@ def test_what_a_long_message_reads_is_not_written_to_by_a_step_that_comes_after_
 ) -> None:
     manager = PluginManager(Switches())
     manager.register(Offer(Algorithm("paced", ALL_REDUCE, paced, "")), "offer")
-    monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
+    monkeypatch.setattr("oneaccord.config.plugins.manager._process_manager", lambda: manager)
 
     def program(group: Group) -> tuple[float, float]:
         if group.rank == 1:
@@ -501,7 +501,7 @@ def test_what_a_long_message_reads_is_not_written_to_by_a_step_that_comes_after_
 
 
 @pytest.mark.parametrize("name", ["hierarchical", "ring", "bruck"])
-def test_what_comes_with_manyhands_would_be_taken_from_a_plugin_too(manager: PluginManager, name: str) -> None:
+def test_what_comes_with_oneaccord_would_be_taken_from_a_plugin_too(manager: PluginManager, name: str) -> None:
     named = [replace(each, name="mine") for each in BUILTIN if each.name == name]
     assert named
     manager.register(Offer(*named), "offer")
@@ -513,7 +513,7 @@ def test_a_name_that_is_taken_is_refused_and_the_one_that_has_it_stays(manager: 
     manager.register(Offer(RIGHT), "two")
     manager.register(Offer(RIGHT, replace(SEGMENTED, name="other"), replace(RIGHT, name="other")), "three")
     assert sorted(each.name for each in manager.algorithms()) == ["mine", "other"]
-    assert "manyhands already has an algorithm of that name" in str(manager.extension_errors()["one"])
+    assert "oneaccord already has an algorithm of that name" in str(manager.extension_errors()["one"])
     assert isinstance(manager.extension_errors()["one"].__cause__, DuplicatePluginError)
     assert "'mine' for broadcast, which is refused: another plugin already has an algorithm" in str(
         manager.extension_errors()["three"]
@@ -546,9 +546,9 @@ def test_each_plugin_is_asked_and_each_algorithm_proved_once(manager: PluginMana
 
 def test_nobody_pays_for_the_verifier_without_such_a_plugin(run_python: Run) -> None:
     program = (
-        "import sys\nfrom manyhands.config.plugins import PluginManager, Switches\n"
+        "import sys\nfrom oneaccord.config.plugins import PluginManager, Switches\n"
         "assert PluginManager(Switches(autoload=False)).algorithms() == []\n"
-        "print('manyhands.schedule.proof.verify' in sys.modules)\n"
+        "print('oneaccord.schedule.proof.verify' in sys.modules)\n"
     )
     answer = run_python("-c", program)
     assert (answer.stdout, answer.stderr) == ("False\n", "")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from support.worlds import thread_world
 
-import manyhands as mh
-from manyhands.api import BackendSpec, CollectiveRequest, Deadline, Group, Mailbox, Transfer, hookimpl
-from manyhands.config.plugins import get_plugin_manager
-from manyhands_tcp.backend import TcpBackend, TcpTransport
-from manyhands_tcp.plugin import TcpConfig
+import oneaccord as oa
+from oneaccord.api import BackendSpec, CollectiveRequest, Deadline, Group, Mailbox, Transfer, hookimpl
+from oneaccord.config.plugins import get_plugin_manager
+from oneaccord_tcp.backend import TcpBackend, TcpTransport
+from oneaccord_tcp.plugin import TcpConfig
 
 
 class Config(TcpConfig):
@@ -111,7 +111,7 @@ def create(bootstrap: Any) -> Any:
 
 class Plugin:
     @hookimpl
-    def manyhands_register_backends(self) -> list[BackendSpec]:
+    def oneaccord_register_backends(self) -> list[BackendSpec]:
         return [
             BackendSpec(name="crooked", summary="", factory="crooked_for_tests:create", config=Config),
             BackendSpec(name="unloadable", summary="", factory="crooked_for_tests:nothing"),
@@ -119,7 +119,7 @@ class Plugin:
         ]
 
     @hookimpl
-    def manyhands_collective(self, request: CollectiveRequest) -> Any:
+    def oneaccord_collective(self, request: CollectiveRequest) -> Any:
         return "natively" if request.backend == "crooked" and request.op == "xor" else None
 
 
@@ -138,18 +138,18 @@ def outcomes(fault: str, program: Any) -> list[Any]:
 
 
 COLLECTIVES = {
-    "send": r"CrookedTransport.send\(\) returned None instead of a manyhands.api.Transfer",
-    "send a future": r"CrookedTransport.send\(\) returned <Future .*> instead of a manyhands.api.Transfer",
-    "send that does not tell": "its Bare has no 'done', which a manyhands.api.Transfer has from the beginning",
+    "send": r"CrookedTransport.send\(\) returned None instead of a oneaccord.api.Transfer",
+    "send a future": r"CrookedTransport.send\(\) returned <Future .*> instead of a oneaccord.api.Transfer",
+    "send that does not tell": "its Bare has no 'done', which a oneaccord.api.Transfer has from the beginning",
     "recv": r"CrookedTransport.recv\(\) returned None instead of",
     "streamed send": r"CrookedTransport.send\(\) returned None instead of",
     "streamed recv": r"CrookedTransport.recv\(\) returned None instead of",
     "streamed consume": r"CrookedTransport.consume\(\) returned None instead of",
-    "second send": "(it gave None where a manyhands.api.Transfer was expected|send.. returned None)",
-    "mailbox": r"CrookedTransport.mailbox\(\) returned 'box' instead of a manyhands.api.Mailbox or None",
+    "second send": "(it gave None where a oneaccord.api.Transfer was expected|send.. returned None)",
+    "mailbox": r"CrookedTransport.mailbox\(\) returned 'box' instead of a oneaccord.api.Mailbox or None",
     "mailbox without slots": r"incoming=\(\) instead of one or more memoryviews each",
-    "post": r"\.post\(\) returned <Future .*> instead of a manyhands.api.Transfer",
-    "fetch": r"\.fetch\(\) returned 'later' instead of a manyhands.api.Transfer",
+    "post": r"\.post\(\) returned <Future .*> instead of a oneaccord.api.Transfer",
+    "fetch": r"\.fetch\(\) returned 'later' instead of a oneaccord.api.Transfer",
     "wait": r"CrookedTransport.wait\(\) returned, but none of the transfers is done",
 }
 
@@ -183,10 +183,10 @@ def test_what_a_transport_gives_is_believed_by_no_collective(fault: str) -> None
             group.broadcast(np.ones(3))
 
     mine, other = outcomes(fault, program)
-    assert isinstance(mine, mh.PluginError), mine
-    with pytest.raises(mh.PluginError, match=rf"^the backend 'crooked' breaks its contract: .*{COLLECTIVES[fault]}"):
+    assert isinstance(mine, oa.PluginError), mine
+    with pytest.raises(oa.PluginError, match=rf"^the backend 'crooked' breaks its contract: .*{COLLECTIVES[fault]}"):
         raise mine
-    assert isinstance(other, mh.AbortedError)
+    assert isinstance(other, oa.AbortedError)
     assert "rank 0 broke off" in str(other)
     assert "with PluginError: the backend 'crooked' breaks its contract" in str(other)
 
@@ -198,16 +198,16 @@ def test_what_a_transport_gives_is_believed_by_no_message(fault: str) -> None:
             group.sendrecv(np.ones(1 << 18), 1 - group.rank, 1 - group.rank)
 
     mine, other = outcomes(fault, program)
-    assert isinstance(mine, mh.PluginError), mine
-    with pytest.raises(mh.PluginError, match=rf"^the backend 'crooked' breaks its contract: .*{COLLECTIVES[fault]}"):
+    assert isinstance(mine, oa.PluginError), mine
+    with pytest.raises(oa.PluginError, match=rf"^the backend 'crooked' breaks its contract: .*{COLLECTIVES[fault]}"):
         raise mine
-    assert isinstance(other, mh.AbortedError)
+    assert isinstance(other, oa.AbortedError)
 
 
 BACKENDS = {
-    "factory": r"^the factory 'crooked_for_tests:create' of the backend 'crooked' of this process returned None instead of a manyhands.api.Backend$",
-    "open_transport": r"^open_transport\(\) of the backend 'crooked' returned None instead of a manyhands.api.Transport$",
-    "open_barrier": r"^open_barrier\(\) of the backend 'crooked' returned 'barrier' instead of a manyhands.api.Transport$",
+    "factory": r"^the factory 'crooked_for_tests:create' of the backend 'crooked' of this process returned None instead of a oneaccord.api.Backend$",
+    "open_transport": r"^open_transport\(\) of the backend 'crooked' returned None instead of a oneaccord.api.Transport$",
+    "open_barrier": r"^open_barrier\(\) of the backend 'crooked' returned 'barrier' instead of a oneaccord.api.Transport$",
     "allocate": r"^allocate\(80\) of the backend 'crooked' returned b'bytes', and neither a writable memoryview of so many bytes nor None$",
     "allocate too little": r"^allocate\(80\) of the backend 'crooked' returned <memory.*>, and neither",
     "native": "a plugin returned 'natively' when it should say whether it performs all_reduce on the backend 'crooked'; expected a function or None",
@@ -222,14 +222,14 @@ def test_what_a_backend_and_its_plugin_give_is_looked_at(fault: str) -> None:
         group.all_reduce(np.ones(3, int), "xor" if fault == "native" else "sum")
         group.barrier()
 
-    errors = [outcome for outcome in outcomes(fault, program) if isinstance(outcome, mh.PluginError)]
+    errors = [outcome for outcome in outcomes(fault, program) if isinstance(outcome, oa.PluginError)]
     assert errors
-    with pytest.raises(mh.PluginError, match=BACKENDS[fault]):
+    with pytest.raises(oa.PluginError, match=BACKENDS[fault]):
         raise errors[0]
 
 
 def test_a_backend_that_was_asked_for_is_made_in_a_world_of_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, variable in (("backend", False), ("MANYHANDS_BACKEND", True), ("config", False)):
+    for name, variable in (("backend", False), ("ONEACCORD_BACKEND", True), ("config", False)):
         with monkeypatch.context() as patch:
             if variable:
                 patch.setenv(name, "crooked")
@@ -237,20 +237,20 @@ def test_a_backend_that_was_asked_for_is_made_in_a_world_of_one_too(monkeypatch:
             def start(fault: str = "", backend: str = "crooked", name: str = name) -> Group:
                 given = {"backends": {"crooked": {"fault": fault}} if backend == "crooked" else {}}
                 if name == "config" or backend != "crooked":
-                    return mh.init(config={"backend": backend, **given})
-                return mh.init("crooked" if name == "backend" else None, config=given)
+                    return oa.init(config={"backend": backend, **given})
+                return oa.init("crooked" if name == "backend" else None, config=given)
 
             with start() as group:
                 assert (group.backend_name, group.all_reduce(2).item()) == ("crooked", 2)
             with pytest.raises(FileNotFoundError, match="no pigeon"):
                 start("factory fails")
-            with pytest.raises(mh.PluginError, match=BACKENDS["factory"]):
+            with pytest.raises(oa.PluginError, match=BACKENDS["factory"]):
                 start("factory")
     for backend, words in (("unloadable", "there is no such function"), ("unable", "cannot run here: no pigeon")):
-        with pytest.raises((mh.PluginError, mh.BackendUnavailableError), match=words):
-            mh.init(backend, config={})
+        with pytest.raises((oa.PluginError, oa.BackendUnavailableError), match=words):
+            oa.init(backend, config={})
 
 
 def test_nothing_is_made_in_a_world_of_one_that_takes_what_is_best() -> None:
-    with mh.init(config={}) as group:
+    with oa.init(config={}) as group:
         assert group._job.backend is None

@@ -7,13 +7,13 @@ import sys
 
 PROGRAM = """
 import sys
-import manyhands_gloo.plugin, manyhands_mpi.plugin, manyhands_nccl.plugin, manyhands_ucc.plugin, manyhands_ucx.plugin
+import oneaccord_gloo.plugin, oneaccord_mpi.plugin, oneaccord_nccl.plugin, oneaccord_ucc.plugin, oneaccord_ucx.plugin
 
 for name in ("gloo", "mpi", "nccl", "ucc", "ucx"):
-    spec = sys.modules[f"manyhands_{name}.plugin"].manyhands_register_backends()
+    spec = sys.modules[f"oneaccord_{name}.plugin"].oneaccord_register_backends()
     spec.probe()
     assert (spec.name, spec.auto_priority) == (name, None), spec
-    assert name == "ucc" or f"manyhands[{name}]" in spec.install, spec
+    assert name == "ucc" or f"oneaccord[{name}]" in spec.install, spec
 imported = {name.partition(".")[0] for name in sys.modules}
 assert not imported & {"numpy", "torch", "mpi4py", "cupy", "nccl"}, imported
 with open("/proc/self/maps") as maps:

@@ -19,17 +19,17 @@ from cryptography import x509
 from support.waiting import PATIENCE_S
 from support.worlds import free_port, on_threads
 
-import manyhands as mh
-from manyhands.cli import certs as certs_
-from manyhands.cli.certs import made, new_authority
-from manyhands.cli.main import main
-from manyhands.contract.deadline import Deadline
-from manyhands.net.credentials import Credentials
-from manyhands.net.loop import Loop
-from manyhands.net.network import Listener, bind, dial
-from manyhands.net.proven import ProvenSocket
-from manyhands.net.tls import Tls
-from manyhands_tcp.backend import _HELLO, _LINK
+import oneaccord as oa
+from oneaccord.cli import certs as certs_
+from oneaccord.cli.certs import made, new_authority
+from oneaccord.cli.main import main
+from oneaccord.contract.deadline import Deadline
+from oneaccord.net.credentials import Credentials
+from oneaccord.net.loop import Loop
+from oneaccord.net.network import Listener, bind, dial
+from oneaccord.net.proven import ProvenSocket
+from oneaccord.net.tls import Tls
+from oneaccord_tcp.backend import _HELLO, _LINK
 
 YEAR = dt.timedelta(days=365)
 ELSEWHERE = "127.0.0.2"
@@ -129,7 +129,7 @@ def test_where_ranks_meet_the_certificate_names_the_host_that_was_dialled(
         names = {"node1": f"DNS:node1, IP Address:{ELSEWHERE}", "node2": "DNS:node2", "pods": "DNS:*.job.svc", "all": ""}
         assert connect(*credentials, host) == (names[client], names[server])
         return
-    with pytest.raises(mh.AuthenticationError, match="HOST=NAME,NAME") as caught:
+    with pytest.raises(oa.AuthenticationError, match="HOST=NAME,NAME") as caught:
         connect(*credentials, host)
     assert f"does not name {host!r}, the dialled host" in str(caught.value)
 
@@ -145,7 +145,7 @@ def test_a_rank_that_is_dialled_shows_the_names_with_which_it_came(hosts: Path, 
     listening = [each.of_job(b"job", names).towards("rank 1 (tcp)") for each in (one, two, with_tls(Tls(hosts / "all")))]
     assert connect(listening[0], dialler) == names[:2]
     for thief in listening[1:]:
-        with pytest.raises(mh.AuthenticationError, match="another process answers in its place") as caught:
+        with pytest.raises(oa.AuthenticationError, match="another process answers in its place") as caught:
             connect(thief, dialler)
         assert f"but the certificate of the dialled rank names {names[1]} (security.tls_names)" in str(caught.value)
     nameless = two.of_job(b"job", names).towards("rank 1 (tcp)", 2)
@@ -161,7 +161,7 @@ def test_another_hosts_certificate_makes_no_connection_in_a_ranks_name(hosts: Pa
             "rendezvous": {"address": f"127.0.0.1:{port}"},
             "security": {"tls": str(hosts / ("node1", "node1", "node2")[rank])},
         }
-        with mh.init(config=config, rank=rank, world_size=3, timeout_s=PATIENCE_S) as group:
+        with oa.init(config=config, rank=rank, world_size=3, timeout_s=PATIENCE_S) as group:
             group.barrier()
             if rank == 2:  # says that it is rank 0, of another host
                 job, channel = group._job, 7
@@ -171,11 +171,11 @@ def test_another_hosts_certificate_makes_no_connection_in_a_ranks_name(hosts: Pa
                     assert sock.recv(1) == b""
             return group.all_reduce(np.ones(1))[0]
 
-    with caplog.at_level(logging.WARNING, "manyhands.security"):
+    with caplog.at_level(logging.WARNING, "oneaccord.security"):
         assert on_threads(body, 3) == [3.0] * 3
-    assert [record.getMessage() for record in caplog.records if record.name == "manyhands.security"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "oneaccord.security"] == [
         (
-            f"manyhands: a connection claims to be rank 0, whose certificate names DNS:node1, IP Address:{ELSEWHERE}, but shows a certificate "
+            f"oneaccord: a connection claims to be rank 0, whose certificate names DNS:node1, IP Address:{ELSEWHERE}, but shows a certificate "
             "that names DNS:node2: it was refused"
         )
     ]
@@ -213,7 +213,7 @@ def test_connections_take_the_certificates_that_the_folder_holds_by_then(tmp_pat
         assert connect(with_tls(one), with_tls(other)) == connect(with_tls(other), with_tls(one)) == ("", "")
         digests.append((one.current().digest, other.current().digest))
     assert digests[0] == digests[1] != digests[2] != digests[3] == digests[4] == digests[5]
-    with pytest.raises(mh.AuthenticationError):
+    with pytest.raises(oa.AuthenticationError):
         connect(with_tls(one), with_tls(Tls(put(tmp_path / "late", of_old["one"]))))
 
 
@@ -230,9 +230,9 @@ def test_half_a_change_of_certificates_changes_nothing(
         if data is not None:
             put(tmp_path / "job", {name: data})
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "manyhands.security"):
+        with caplog.at_level(logging.WARNING, "oneaccord.security"):
             assert [tls.current() is before for _ in range(3)] == [True] * 3
-        assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["manyhands"]
+        assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["oneaccord"]
         assert "the new certificates cannot be used, so the old ones remain in use" in caplog.text
         assert connect(with_tls(tls), with_tls(tls)) == ("", "")
     put(tmp_path / "job", {"tls.crt": new["tls.crt"]})
@@ -253,7 +253,7 @@ def test_a_certificate_that_nobody_trusts_is_refused_by_its_own_rank(
     authorities = [new_authority(YEAR), new_authority(YEAR)]
     files = made({"node1": names}, lifetime, authorities[authority])["node1"]
     files["ca.crt"] = made({"node1": names}, YEAR, authorities[0])["node1"]["ca.crt"]
-    with pytest.raises(mh.ConfigError, match=r"whose certificate its own ca\.crt does not trust") as caught:
+    with pytest.raises(oa.ConfigError, match=r"whose certificate its own ca\.crt does not trust") as caught:
         Tls(put(tmp_path / "job", files))
     assert words in str(caught.value)
 
@@ -270,9 +270,9 @@ def test_a_revoked_certificate_makes_no_connection_from_then_on(tmp_path: Path, 
     stolen = with_tls(Tls(tmp_path / "stolen", False))
     assert certs(job, "--revoke", "node2") == 0
     for ends in ((one, stolen), (stolen, one)):
-        with pytest.raises(mh.AuthenticationError, match="certificate"):
+        with pytest.raises(oa.AuthenticationError, match="certificate"):
             connect(*ends)
-    with pytest.raises(mh.ConfigError, match="certificate revoked"):
+    with pytest.raises(oa.ConfigError, match="certificate revoked"):
         Tls(job / "node2")
     three = with_tls(Tls(job / "node3", False))
     assert connect(one, three) == ("", "")
@@ -281,7 +281,7 @@ def test_a_revoked_certificate_makes_no_connection_from_then_on(tmp_path: Path, 
     assert certs(job, "--revoke", "node3") == 0  # those that were revoked before stay so
     assert connect(one, with_tls(Tls(job / "node2", False))) == ("", "")
     for revoked in (stolen, three):
-        with pytest.raises(mh.AuthenticationError, match="certificate"):
+        with pytest.raises(oa.AuthenticationError, match="certificate"):
             connect(one, revoked)
     assert len(x509.load_pem_x509_crl((job / "node1" / "crl.pem").read_bytes())) == 2
 
@@ -299,7 +299,7 @@ def test_each_of_two_authorities_revokes_its_own(tmp_path: Path, connect: Connec
     assert connect(shown["old"], shown["new"]) == connect(shown["new"], shown["old"]) == ("", "")
     for of in ("old revoked", "new revoked"):
         for other in ("old", "new"):
-            with pytest.raises(mh.AuthenticationError, match="certificate"):
+            with pytest.raises(oa.AuthenticationError, match="certificate"):
                 connect(shown[other], shown[of])
 
 
@@ -421,9 +421,9 @@ def test_a_file_that_appears_meanwhile_is_neither_followed_nor_overwritten(
 
 def test_a_key_that_others_can_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     put(tmp_path / "job", made({"all": []}, YEAR, new_authority(YEAR))["all"])
-    with caplog.at_level(logging.WARNING, "manyhands.security"):
+    with caplog.at_level(logging.WARNING, "oneaccord.security"):
         Tls(tmp_path / "job")
         assert caplog.records == []
         (tmp_path / "job" / "tls.key").chmod(0o644)
         Tls(tmp_path / "job")
-    assert f"manyhands: the key in {tmp_path / 'job' / 'tls.key'} can be read or changed by other users" in caplog.text
+    assert f"oneaccord: the key in {tmp_path / 'job' / 'tls.key'} can be read or changed by other users" in caplog.text

@@ -14,7 +14,7 @@ import pytest
 from support.fault_tools import SECRET, TELLING_JOINS, Nursery
 from support.shrink_tools import GOING_ON, LOSING, SHRINKING, places
 
-from manyhands.net.handshake import KNOCK_BYTES, MAGIC, REFUSED, knock
+from oneaccord.net.handshake import KNOCK_BYTES, MAGIC, REFUSED, knock
 
 
 def call(stack: ExitStack, port: int, words: bytes = b"") -> socket.socket:
@@ -67,7 +67,7 @@ def strangers(stack: ExitStack, port: int) -> None:
 
 
 MEET = textwrap.dedent("""
-    with mh.init(timeout_s=30) as group:
+    with oa.init(timeout_s=30) as group:
         until_told_to_go()
         tell("sum", value=float(group.all_reduce(np.ones(1))[0]))
         group.sendrecv(np.ones(1), (rank + 1) % world_size, (rank - 1) % world_size)
@@ -89,7 +89,7 @@ def test_strangers_at_the_rendezvous(nursery: Nursery, stranger: Callable[[ExitS
 
 
 TELLING_PORTS = """
-from manyhands.job.job import Job
+from oneaccord.job.job import Job
 listen = Job.listen
 def listening(self, *args):
     address = listen(self, *args)
@@ -141,7 +141,7 @@ def test_a_wrong_proof_costs_its_sender_alone(nursery: Nursery) -> None:
         TELLING_JOINS
         + TELLING_PORTS
         + """
-import manyhands.group.shrinking as shrinking
+import oneaccord.group.shrinking as shrinking
 listening = shrinking._listen
 def listening_again(*args):
     listener = listening(*args)
@@ -174,7 +174,7 @@ shrinking._listen = listening_again
 
 def test_once_all_ranks_are_there_nobody_listens_at_the_rendezvous(nursery: Nursery) -> None:
     program = """
-        with mh.init(timeout_s=30) as group:
+        with oa.init(timeout_s=30) as group:
             group.barrier()
             tell("met")
             until_told_to_go()

@@ -22,19 +22,19 @@ from support.active_proxy import MEANS, VIA_PROXY, Tampering, active_proxy
 from support.fault_tools import Nursery
 from support.worlds import free_port, on_threads
 
-import manyhands as mh
-from manyhands.cli.certs import made, new_authority
-from manyhands.cli.main import main
-from manyhands.config.resolve import Resolved
-from manyhands.contract.deadline import Deadline
-from manyhands.contract.seal import Seal
-from manyhands.net import tls as tls_
-from manyhands.net.credentials import Credentials
-from manyhands.net.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
-from manyhands.net.loop import Loop
-from manyhands.net.network import Listener, bind, dial
-from manyhands.net.proven import ProvenSocket
-from manyhands.net.tls import Tls, TlsHandshake
+import oneaccord as oa
+from oneaccord.cli.certs import made, new_authority
+from oneaccord.cli.main import main
+from oneaccord.config.resolve import Resolved
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.seal import Seal
+from oneaccord.net import tls as tls_
+from oneaccord.net.credentials import Credentials
+from oneaccord.net.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
+from oneaccord.net.loop import Loop
+from oneaccord.net.network import Listener, bind, dial
+from oneaccord.net.proven import ProvenSocket
+from oneaccord.net.tls import Tls, TlsHandshake
 
 MARKER = b"a text that nobody else shall read"
 
@@ -67,7 +67,7 @@ def meeting(folders: Sequence[Path | None], timeout_s: float = 30.0, backend: st
             "security": {} if folders[rank] is None else {"tls": str(folders[rank])},
             **more,
         }
-        with mh.init(config=config, rank=rank, world_size=len(folders), timeout_s=timeout_s) as group:
+        with oa.init(config=config, rank=rank, world_size=len(folders), timeout_s=timeout_s) as group:
             for n in (0, 1, 5_000, 300_000):
                 mine = np.arange(n) + 1.0 * group.rank
                 assert np.array_equal(group.all_reduce(mine), np.arange(n) * 3 + 3.0)
@@ -100,13 +100,13 @@ def test_a_backend_that_cannot_encrypt_is_refused(folder: Path, monkeypatch: pyt
     runnable = Resolved.runnable
     monkeypatch.setattr(Resolved, "runnable", lambda *given: dataclasses.replace(runnable(*given), tls=False))
     for error in meeting([folder / "job"] * 3):
-        assert isinstance(error, mh.ConfigError)
+        assert isinstance(error, oa.ConfigError)
         assert "the backend 'tcp' cannot encrypt its messages" in str(error)
 
 
 READ = """
 def work():
-    with mh.init(timeout_s=30) as group:
+    with oa.init(timeout_s=30) as group:
         group.broadcast(np.frombuffer(MARKER, np.uint8) if rank == 0 else np.zeros(len(MARKER), np.uint8), 0)
         group.all_gather_object(MARKER)
 attempt(work)
@@ -115,7 +115,7 @@ attempt(work)
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 def test_who_listens_reads_nothing(nursery: Nursery, folder: Path, is_encrypted: bool) -> None:
-    tls = {"MANYHANDS_SECURITY__TLS": str(folder / "job")} if is_encrypted else {}
+    tls = {"ONEACCORD_SECURITY__TLS": str(folder / "job")} if is_encrypted else {}
     program = VIA_PROXY + f"MARKER = {MARKER!r}\n" + READ
     with active_proxy(Tampering(b"nothing", "up", 0, "flip")) as proxy:
         with nursery.ranks(program, 2, PROXY=str(proxy.port), **tls) as ranks:
@@ -128,7 +128,7 @@ def tampered(nursery: Nursery, folder: Path, tampering: Tampering, within_s: str
     tls = str(folder / "job")
     with (
         active_proxy(tampering) as proxy,
-        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), WITHIN_S=within_s, MANYHANDS_SECURITY__TLS=tls) as ranks,
+        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), WITHIN_S=within_s, ONEACCORD_SECURITY__TLS=tls) as ranks,
     ):
         raised = ranks.start().raised()
         assert [fact["typed"] for fact in ranks.await_facts("ended")] == [True, True], (tampering, raised, ranks.output())
@@ -161,9 +161,9 @@ def test_whatever_is_done_each_result_is_right_and_each_error_typed(
 
 def test_a_certificate_of_another_authority_is_refused(folder: Path) -> None:
     zeroth, first = meeting([folder / "job", folder / "hosts" / "node1"], timeout_s=3)
-    assert isinstance(zeroth, mh.DeadlineError)
+    assert isinstance(zeroth, oa.DeadlineError)
     assert "from 127.0.0.1 with TLS that failed (the other end does not trust this rank's certificate" in str(zeroth)
-    assert isinstance(first, mh.AuthenticationError)
+    assert isinstance(first, oa.AuthenticationError)
     assert "give all ranks certificates of one authority" in str(first)
 
 
@@ -171,9 +171,9 @@ def test_a_certificate_of_another_authority_is_refused(folder: Path) -> None:
 def test_ranks_of_which_one_does_not_encrypt_do_not_meet(folder: Path, which: int) -> None:
     folders = [folder / "job", None] if which else [None, folder / "job"]
     zeroth, first = meeting(folders, timeout_s=3)
-    assert isinstance(zeroth, mh.DeadlineError)
+    assert isinstance(zeroth, oa.DeadlineError)
     assert f"from 127.0.0.1 with{'out' if which else ''} TLS" in str(zeroth)
-    assert isinstance(first, mh.AuthenticationError)
+    assert isinstance(first, oa.AuthenticationError)
     assert "set security.tls on all ranks or on none" in str(first)
 
 
@@ -183,7 +183,7 @@ def test_a_certificate_that_has_run_out_is_refused(tmp_path: Path, monkeypatch: 
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     _, first = meeting([tmp_path, tmp_path], timeout_s=3)
-    assert isinstance(first, mh.AuthenticationError)
+    assert isinstance(first, oa.AuthenticationError)
     assert "certificate has expired" in str(first)
 
 
@@ -204,7 +204,7 @@ def test_files_that_make_no_certificate(folder: Path, tmp_path: Path, name: str,
         shutil.copy(folder / "hosts" / "node1" / name, tmp_path / "bad" / name)
     else:
         (tmp_path / "bad" / name).write_text(text)
-    with pytest.raises(mh.ConfigError, match="`manyhands certs` makes one") as caught:
+    with pytest.raises(oa.ConfigError, match="`oneaccord certs` makes one") as caught:
         Tls(tmp_path / "bad")
     assert caught.value.key == "security.tls"
     assert words in str(caught.value)
@@ -273,7 +273,7 @@ def test_a_certificate_without_the_secret_is_no_good_on_the_path(folder: Path, l
     listener = Listener(loop, sock, credentials, lambda *given: came.append(given), lambda _, why: refused.append(why))
     between = Between(folder / "hosts" / "10.0.0.2", address)
     try:
-        with pytest.raises(mh.AuthenticationError, match="an attacker on the path has a certificate of the same authority"):
+        with pytest.raises(oa.AuthenticationError, match="an attacker on the path has a certificate of the same authority"):
             dial(between.address, credentials, b"hello", Deadline(30))
     finally:
         between.close()
@@ -294,8 +294,8 @@ def test_a_connection_that_ends_before_tls_is_lost_and_no_more(folder: Path) -> 
 
 
 GO_ON = """
-os.environ["MANYHANDS_SECURITY__TLS"] += ("/node1", "/10.0.0.2")[rank % 2]
-group = mh.init(timeout_s=30)
+os.environ["ONEACCORD_SECURITY__TLS"] += ("/node1", "/10.0.0.2")[rank % 2]
+group = oa.init(timeout_s=30)
 tell("ready")
 until_failed(group)
 with group.shrink() as rest:
@@ -304,7 +304,7 @@ with group.shrink() as rest:
 
 
 def test_survivors_meet_again_over_encrypted_connections(nursery: Nursery, folder: Path) -> None:
-    with nursery.ranks(GO_ON, 4, MANYHANDS_SECURITY__TLS=str(folder / "hosts")) as ranks:
+    with nursery.ranks(GO_ON, 4, ONEACCORD_SECURITY__TLS=str(folder / "hosts")) as ranks:
         ranks.start().await_facts("ready")
         ranks.signal(0, signal.SIGKILL)
         ranks.wait()

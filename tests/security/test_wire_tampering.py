@@ -10,8 +10,8 @@ from support.active_proxy import VIA_PROXY, Tampering, active_proxy, chance
 from support.fault_tools import Nursery
 from support.worlds import free_port, on_threads
 
-import manyhands as mh
-from manyhands.config.resolve import Resolved
+import oneaccord as oa
+from oneaccord.config.resolve import Resolved
 
 LINK = b"tcp\0\0"
 """What the hello of a connection begins with that is to carry messages."""
@@ -20,7 +20,7 @@ PROGRAM = (
     VIA_PROXY
     + """
 def work():
-    with mh.init(timeout_s=float(os.environ["WITHIN_S"])) as group:
+    with oa.init(timeout_s=float(os.environ["WITHIN_S"])) as group:
         for turn in range(3):
             for n in (1, 0, 100, 40_000):
                 mine = np.arange(n) * 1.0 + rank + turn
@@ -34,7 +34,7 @@ def work():
                     tell("wrong", n=-1)
 
 outcome = attempt(work)
-tell("ended", typed=outcome is None or isinstance(outcome, mh.ManyHandsError))
+tell("ended", typed=outcome is None or isinstance(outcome, oa.OneAccordError))
 """
 )
 
@@ -43,7 +43,7 @@ def run(nursery: Nursery, tampering: Tampering, checksum: str = "true", within_s
     """Return what each rank was told, nothing where all went well; each result was right, and each error is a typed one."""
     with (
         active_proxy(tampering) as proxy,
-        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), WITHIN_S=within_s, MANYHANDS_SECURITY__CHECKSUM=checksum) as ranks,
+        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), WITHIN_S=within_s, ONEACCORD_SECURITY__CHECKSUM=checksum) as ranks,
     ):
         raised = ranks.start().raised()
         assert [fact["typed"] for fact in ranks.await_facts("ended")] == [True, True], (tampering, raised, ranks.output())
@@ -91,7 +91,7 @@ def configured(*checksums: bool) -> list[object]:
             "rendezvous": {"address": f"127.0.0.1:{port}"},
             "security": {"checksum": checksums[rank]},
         }
-        with mh.init(config=config, rank=rank, world_size=2, timeout_s=30) as group:
+        with oa.init(config=config, rank=rank, world_size=2, timeout_s=30) as group:
             return float(group.all_reduce(np.ones(1))[0])
 
     return on_threads(body, 2)
@@ -99,7 +99,7 @@ def configured(*checksums: bool) -> list[object]:
 
 def test_ranks_that_disagree_about_seals_do_not_meet() -> None:
     for error in configured(True, False):
-        assert isinstance(error, mh.RendezvousError)
+        assert isinstance(error, oa.RendezvousError)
         assert "security.checksum" in str(error)
 
 
@@ -108,5 +108,5 @@ def test_a_backend_that_cannot_seal_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Resolved, "runnable", lambda *given: dataclasses.replace(runnable(*given), checksum=False))
     assert configured(False, False) == [2.0, 2.0]
     for error in configured(True, True):
-        assert isinstance(error, mh.ConfigError)
+        assert isinstance(error, oa.ConfigError)
         assert "the backend 'tcp' cannot seal its messages" in str(error)

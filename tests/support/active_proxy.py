@@ -10,14 +10,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from manyhands.net.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
+from oneaccord.net.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
 
 __all__ = ["MEANS", "VIA_PROXY", "ActiveProxy", "Tampering", "active_proxy", "chance"]
 
 MEANS = ("flip", "drop", "repeat", "swap", "insert", "truncate")
 
 VIA_PROXY = """
-from manyhands.net import network
+from oneaccord.net import network
 connect = network._connect
 def via_proxy(address, *rest):
     sock = connect(("127.0.0.1", int(os.environ["PROXY"])), *rest)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from manyhands.api import Backend, BackendConfig, BackendSpec, Bootstrap, Deadline
+from oneaccord.api import Backend, BackendConfig, BackendSpec, Bootstrap, Deadline
 
 
 class ThreadBootstrap(Bootstrap):

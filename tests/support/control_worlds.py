@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from manyhands.contract.deadline import Deadline
-from manyhands.control import failover, remote, server
-from manyhands.control.connection import make_join
-from manyhands.control.failover import Failover
-from manyhands.control.protocol import Join, Report, Shrink, Shrunk, Verdict
-from manyhands.control.remote import SocketControl
-from manyhands.control.store import Store
-from manyhands.errors import RendezvousError
-from manyhands.net.credentials import Credentials
-from manyhands.net.keepalive import Liveness
-from manyhands.net.network import Address
+from oneaccord.contract.deadline import Deadline
+from oneaccord.control import failover, remote, server
+from oneaccord.control.connection import make_join
+from oneaccord.control.failover import Failover
+from oneaccord.control.protocol import Join, Report, Shrink, Shrunk, Verdict
+from oneaccord.control.remote import SocketControl
+from oneaccord.control.store import Store
+from oneaccord.errors import RendezvousError
+from oneaccord.net.credentials import Credentials
+from oneaccord.net.keepalive import Liveness
+from oneaccord.net.network import Address
 
 __all__ = ["Network", "Process", "network_of"]
 

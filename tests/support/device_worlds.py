@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.api import Group
-from manyhands_nccl import plugin
-from manyhands_nccl.communicator import destroy_revoked, wait_for_ends
+from oneaccord.api import Group
+from oneaccord_nccl import plugin
+from oneaccord_nccl.communicator import destroy_revoked, wait_for_ends
 from support.fake_gpu import fake_cuda, fake_cupy, through_libcuda
 from support.fake_gpu.fake_nccl import FakeNccl
 from support.fake_gpu.through_nccl4py import BINDINGS, install
@@ -87,8 +87,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock by which calls on GPUs begin and come to their deadlines."""
     made = Clock()
-    monkeypatch.setattr("manyhands.calls.devices.calls._now", made.monotonic)
-    monkeypatch.setattr("manyhands.calls.devices.watch.time", made)
+    monkeypatch.setattr("oneaccord.calls.devices.calls._now", made.monotonic)
+    monkeypatch.setattr("oneaccord.calls.devices.watch.time", made)
     return made
 
 
@@ -114,11 +114,11 @@ class Watched:
 
     def until_marked(self, rank: int, stream: int) -> None:
         """Wait until the watch of a rank has a point on a stream to look at."""
-        until(lambda: (f"manyhands-gpus-{rank}", stream) in self._recorded)
+        until(lambda: (f"oneaccord-gpus-{rank}", stream) in self._recorded)
 
     def until_it_looked(self, rank: int) -> None:
         """Wait until the watch of a rank, which has something to look at, has begun to look, and has looked, after now."""
-        name = f"manyhands-gpus-{rank}"
+        name = f"oneaccord-gpus-{rank}"
         before = self._looks.get(name, 0)
         until(lambda: self._looks.get(name, 0) >= before + 2)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.arrays.dtypes import Reduction
-from manyhands.calls.engine import CompiledSchedule, Executable, Links, compile_program, peers_of
-from manyhands.contract.backend import Transport
-from manyhands.contract.deadline import Deadline
-from manyhands.contract.header import CallSignature
-from manyhands.schedule.steps import Schedule
+from oneaccord.arrays.dtypes import Reduction
+from oneaccord.calls.engine import CompiledSchedule, Executable, Links, compile_program, peers_of
+from oneaccord.contract.backend import Transport
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.header import CallSignature
+from oneaccord.schedule.steps import Schedule
 
 __all__ = ["compiled", "ready"]
 

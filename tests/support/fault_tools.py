@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyhands.runtime.idle import current_frames
+from oneaccord.runtime.idle import current_frames
 from support.preloaded import OF_RANKS, ended, preloaded
 from support.worlds import held_port
 
@@ -47,8 +47,8 @@ PREAMBLE = (
     + """
 import faulthandler, json, os, sys, threading, time
 import numpy as np
-import manyhands as mh
-from manyhands.runtime.idle import current_frames
+import oneaccord as oa
+from oneaccord.runtime.idle import current_frames
 
 faulthandler.dump_traceback_later(40, exit=True)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -85,7 +85,7 @@ def until_told_to_go():
 )
 
 TELLING_JOINS = """
-from manyhands.control.membership import Membership
+from oneaccord.control.membership import Membership
 join = Membership.join
 def joining(self, message):
     verdict = join(self, message)
@@ -98,12 +98,12 @@ Membership.join = joining
 
 def _clean_environ() -> dict[str, str]:
     """Return the variables of this process, but for those that tell ranks where they are."""
-    foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
+    foreign = ("ONEACCORD_", "SLURM_", "PMI", "OMPI_")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
 class Nursery:
-    """Starts jobs whose ranks have imported NumPy and manyhands already.
+    """Starts jobs whose ranks have imported NumPy and oneaccord already.
 
     Parameters
     ----------
@@ -174,8 +174,8 @@ class Ranks:
             "WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
-            "MANYHANDS_SECRET": SECRET,
-            "MANYHANDS_BACKEND": "tcp",
+            "ONEACCORD_SECRET": SECRET,
+            "ONEACCORD_BACKEND": "tcp",
             "TELL": f"{name}.told",
             "GO": f"{name}.go",
             **variables,
@@ -269,12 +269,12 @@ class Ranks:
 
 
 class LaunchedRanks(Ranks):
-    """The processes of one job that `manyhands run` starts.
+    """The processes of one job that `oneaccord run` starts.
 
     Attributes
     ----------
     options
-        Of `manyhands run`.
+        Of `oneaccord run`.
     before
         What stands in front of its command.
     """
@@ -287,15 +287,15 @@ class LaunchedRanks(Ranks):
         """Start the job."""
         program = self._name.with_suffix(".py")
         program.write_text(self._before + self._program, encoding="utf-8")
-        command = [sys.executable, "-m", "manyhands", "run", *self.options, "-n", str(self.world_size), str(program)]
-        native = {name: value for name, value in os.environ.items() if name == "MANYHANDS_NATIVE"}
+        command = [sys.executable, "-m", "oneaccord", "run", *self.options, "-n", str(self.world_size), str(program)]
+        native = {name: value for name, value in os.environ.items() if name == "ONEACCORD_NATIVE"}
         mine = {
             name: value
             for name, value in self._variables.items()
             if value is not None
             and (
                 name in {"CASE", "TELL", "GO", "TMPDIR", "HOSTS"}
-                or name.startswith(("MANYHANDS_BACKENDS__", "MANYHANDS_RENDEZVOUS"))
+                or name.startswith(("ONEACCORD_BACKENDS__", "ONEACCORD_RENDEZVOUS"))
             )
         }
         with self._name.with_suffix(".out").open("wb") as output:

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-import manyhands_parallel as mp
-from manyhands_parallel.checkpoint.errors import CheckpointError
-from manyhands_parallel.checkpoint.metadata import Metadata, _begin
+import oneaccord_parallel as mp
+from oneaccord_parallel.checkpoint.errors import CheckpointError
+from oneaccord_parallel.checkpoint.metadata import Metadata, _begin
 
 __all__ = ["body_of", "changed", "forge", "look", "save_some", "sealed"]
 

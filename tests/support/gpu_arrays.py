@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.arrays.libraries import DeviceArray, library_of
-from manyhands.errors import GpuFallbackWarning
+from oneaccord.arrays.libraries import DeviceArray, library_of
+from oneaccord.errors import GpuFallbackWarning
 from support.fake_gpu import fake_cupy
 
 __all__ = ["Library", "cupy", "held_by", "library", "read"]
@@ -59,7 +59,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         yield Library(request.param)
         return
     fake_cupy.install(monkeypatch, 1)
-    monkeypatch.setenv("MANYHANDS_GPU_FALLBACK", "host")
+    monkeypatch.setenv("ONEACCORD_GPU_FALLBACK", "host")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GpuFallbackWarning)
         yield Library(request.param)

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import manyhands as mh
-from manyhands.api import Group
+import oneaccord as oa
+from oneaccord.api import Group
 from support.gpu_memory import free_bytes, settled
 from support.gpu_ranks import FOLDER
 
@@ -120,7 +120,7 @@ def collectives(group: Group, xp: Any, *names: str) -> list[str]:
             if name != "int16":
                 _reductions(group, xp, dtype, count)
         if name == "int16":
-            with pytest.raises(mh.UnsupportedError, match="int32"):
+            with pytest.raises(oa.UnsupportedError, match="int32"):
                 group.all_reduce(xp.asarray(numbers(group.rank, 3, dtype)))
     group.synchronize()
     group.barrier()
@@ -193,16 +193,16 @@ def layouts(group: Group, xp: Any) -> None:
 def refusals(group: Group, xp: Any) -> None:
     """Ask for what NCCL does not do, and go on."""
     x = xp.asarray(np.ones(3, np.float32))
-    with pytest.raises(mh.UnsupportedError, match="reproducible"):
+    with pytest.raises(oa.UnsupportedError, match="reproducible"):
         group.all_reduce(x, reproducible=True)
-    with pytest.raises(mh.UnsupportedError, match="bitwise"):
+    with pytest.raises(oa.UnsupportedError, match="bitwise"):
         group.all_reduce(xp.asarray(np.ones(3, np.int32)), "xor")
-    with pytest.raises(mh.UnsupportedError, match=r"op=Op\(larger\): use one of"):
-        group.all_reduce(x, mh.Op(np.maximum, name="larger"))
+    with pytest.raises(oa.UnsupportedError, match=r"op=Op\(larger\): use one of"):
+        group.all_reduce(x, oa.Op(np.maximum, name="larger"))
     for call in (group.scan, group.exscan):
-        with pytest.raises(mh.UnsupportedError, match="not support arrays on GPUs"):
+        with pytest.raises(oa.UnsupportedError, match="not support arrays on GPUs"):
             call(x)
-    with pytest.raises(mh.LayoutError, match="out="):
+    with pytest.raises(oa.LayoutError, match="out="):
         group.all_reduce(x, out=np.zeros(3, np.float32))
     same(group.all_reduce(x), np.full(3, group.world_size, np.float32))
 
@@ -460,7 +460,7 @@ def tensors(group: Group, torch: Any) -> bool:
     assert group.all_reduce(low.to(torch.bfloat16), "mean").float().tolist() == low.tolist()
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         if on_gpu and torch.cuda.get_device_capability(device) < (9, 0):
-            with pytest.raises(mh.UnsupportedError, match="compute capability"):
+            with pytest.raises(oa.UnsupportedError, match="compute capability"):
                 group.all_reduce(low.to(dtype))
         else:
             assert group.all_reduce(low.to(dtype)).float().tolist() == (low * size).tolist()
@@ -584,7 +584,7 @@ def killed(group: Group, xp: Any) -> None:
 
 def going_on(group: Group, xp: Any) -> list[int]:
     """Lose the last rank, and go on with the others, each on the GPU that it had; return which rank this one is then, and of how many."""
-    with suppress(mh.PeerLostError):
+    with suppress(oa.PeerLostError):
         killed(group, xp)
     with group.shrink() as left:
         x = xp.asarray(np.full(1 << 16, left.rank + 1, np.float32))

@@ -26,7 +26,7 @@ __all__ = ["FOLDER", "Outcome", "environment", "run_ranks"]
 _HERE = Path(__file__).resolve().parents[1]
 FOLDER = "GPU_TEST_FOLDER"
 """The variable that names the folder where ranks leave word for the test."""
-_MODULES = ("manyhands_nccl.plugin", "manyhands_hybrid.plugin", "manyhands_tcp.plugin")
+_MODULES = ("oneaccord_nccl.plugin", "oneaccord_hybrid.plugin", "oneaccord_tcp.plugin")
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Outcome:
 
 def environment() -> dict[str, str]:
     """Return the variables of a rank: this process's path, and the plugins by their modules where they are not installed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "SLURM_", "PMI", "OMPI_"))}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ONEACCORD_", "SLURM_", "PMI", "OMPI_"))}
     clean["PYTHONPATH"] = os.pathsep.join([str(_HERE), *(str(Path(path).absolute()) for path in sys.path if path)])
-    installed = {entry.name for entry in entry_points(group="manyhands")}
+    installed = {entry.name for entry in entry_points(group="oneaccord")}
     if not {"nccl", "hybrid", "tcp"} <= installed:
-        clean["MANYHANDS_PLUGINS"] = ",".join(_MODULES)
+        clean["ONEACCORD_PLUGINS"] = ",".join(_MODULES)
     return clean
 
 
@@ -108,7 +108,7 @@ def run_ranks(
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-        "MANYHANDS_SECRET": "the secret of the tests",
+        "ONEACCORD_SECRET": "the secret of the tests",
         FOLDER: str(folder),
         **(variables or {}),
     }
@@ -150,13 +150,13 @@ def _outcome(folder: Path, rank: int, code: int) -> Outcome:
 
 
 def _run(request: dict[str, Any]) -> Outcome:
-    import manyhands as mh
+    import oneaccord as oa
 
     arrays = importlib.import_module(request["arrays"])
     program = getattr(importlib.import_module(request["module"]), request["program"])
 
-    def begin() -> mh.Group:
-        group = mh.init(config=request["config"], timeout_s=request["timeout_s"])
+    def begin() -> oa.Group:
+        group = oa.init(config=request["config"], timeout_s=request["timeout_s"])
         nccl = group.backend("nccl")
         if nccl is not None and request["arrays"] == "torch":
             arrays.cuda.set_device(nccl.device)

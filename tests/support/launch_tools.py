@@ -32,8 +32,8 @@ __all__ = [
 DRIVER = """
 import json, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test run under nohup ignores it, and programs inherit that
-from manyhands.local import processes
-from manyhands.local.launching import Launch
+from oneaccord.local import processes
+from oneaccord.local.launching import Launch
 given = json.loads(sys.argv[1])
 processes._END_S = processes._STOP_S = given.pop("end_s")
 processes._PATIENCE_S = given.pop("patience_s", processes._PATIENCE_S)
@@ -54,7 +54,7 @@ forking: list[bool] = [False]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "SLURM_", "PMI"))}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ONEACCORD_", "SLURM_", "PMI"))}
     return clean | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | variables
 
 

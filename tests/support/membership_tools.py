@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from manyhands.control import protocol as messages
-from manyhands.control.membership import Membership
-from manyhands.control.protocol import FromStore, Join, Progress, Question, Stalled, Verdict, Wait
+from oneaccord.control import protocol as messages
+from oneaccord.control.membership import Membership
+from oneaccord.control.protocol import FromStore, Join, Progress, Question, Stalled, Verdict, Wait
 
 
 class Job:

@@ -34,7 +34,7 @@ __all__ = [
 _PREAMBLE = """
 import faulthandler, os, signal, sys, threading, time
 import numpy as np
-import manyhands as mh
+import oneaccord as oa
 faulthandler.dump_traceback_later(50, exit=True)
 """
 
@@ -67,7 +67,7 @@ def same(got, expected, what):
     assert got.dtype == expected.dtype and got.shape == expected.shape, (what, got.dtype, got.shape, expected.shape)
     assert np.array_equal(got, expected), (what, got, expected)
 
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     rank, size = group.rank, group.world_size
     for dtype in DTYPES:
         for count in (0, 1, 5 * size) + ((20_000 * size,) if dtype.name in ("float32", "uint64", "bfloat16") else ()):
@@ -127,7 +127,7 @@ with mh.init(timeout_s=30) as group:
 """
 
 GROUPS = """
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     rank, size = group.rank, group.world_size
     for turn in range(3):
         half = group.split(color=rank % 2, key=-rank)
@@ -141,13 +141,13 @@ with mh.init(timeout_s=30) as group:
     works = [group.all_reduce_async(np.full(1000, 1.0)), again.all_reduce_async(np.full(1000, 2.0))]
     assert [work.wait()[0] for work in works] == [size, 2 * size]
 # A group that was closed makes way for another one.
-with mh.init(timeout_s=30) as group:
+with oa.init(timeout_s=30) as group:
     assert group.all_reduce(np.ones(2)).tolist() == [group.world_size] * 2
     print("all is well")
 """
 
 LISTENING = """
-group = mh.init()
+group = oa.init()
 group.all_reduce(np.ones(3))
 table = open("/proc/net/tcp").read().splitlines()[1:] + open("/proc/net/tcp6").read().splitlines()[1:]
 mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
@@ -165,10 +165,10 @@ def left():
     gc.collect()
     paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     names = [os.readlink(path) for path in paths if os.path.exists(path)]
-    return len(names), [thread.name for thread in threading.enumerate() if thread.name.startswith("manyhands-uc")]
+    return len(names), [thread.name for thread in threading.enumerate() if thread.name.startswith("oneaccord-uc")]
 
 for turn in range(3):
-    with mh.init() as group:
+    with oa.init() as group:
         group.all_reduce(np.ones(3))
         if group.rank == 0:
             time.sleep(1)
@@ -188,16 +188,16 @@ def attempt(call, *args, **kwargs):
     try:
         call(*args, **kwargs)
         print(f"returned after {time.monotonic() - started:.1f} s")
-    except mh.ManyHandsError as error:
+    except oa.OneAccordError as error:
         print(f"{type(error).__name__} after {time.monotonic() - started:.1f} s: {error}")
         raise
 
-group = mh.init(timeout_s=20)
+group = oa.init(timeout_s=20)
 rank, size = group.rank, group.world_size
 group.barrier()
 try:
     group.all_reduce(np.ones(1000))
-except mh.ManyHandsError:  # others may have left this call, and failed in the next
+except oa.OneAccordError:  # others may have left this call, and failed in the next
     attempt(group.all_reduce, np.ones(1))
 """
 """Put in front of a program of ranks that fail: `attempt` tells how a call ended, and for how long it went on."""
@@ -227,9 +227,9 @@ def run_ranks(
     ranks
         How many there are.
     command
-        What stands in front of a rank's own command, instead of ``manyhands run``.
+        What stands in front of a rank's own command, instead of ``oneaccord run``.
     options
-        Options of ``manyhands run``.
+        Options of ``oneaccord run``.
     timeout_s
         What no test exceeds.
     variables
@@ -237,11 +237,11 @@ def run_ranks(
     """
     script = tmp_path / "program.py"
     script.write_text(_PREAMBLE + textwrap.dedent(program), encoding="utf-8")
-    foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
+    foreign = ("ONEACCORD_", "SLURM_", "PMI", "OMPI_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    environ |= {"MANYHANDS_BACKEND": backend, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | variables
+    environ |= {"ONEACCORD_BACKEND": backend, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | variables
     start = (
-        [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), *options]
+        [sys.executable, "-m", "oneaccord", "run", "-n", str(ranks), *options]
         if command is None
         else [*command, sys.executable]
     )
@@ -287,6 +287,6 @@ def real_ucc() -> Iterator[None]:
 @cache
 def _without_ucc() -> str:
     """Return why UCC cannot be loaded, empty where it can."""
-    program = "from manyhands_ucc.library import load; load()"
+    program = "from oneaccord_ucc.library import load; load()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from manyhands.config.plugins import BACKEND_GROUP, PluginManager, Switches
-from manyhands.config.plugins.installed import find_installed
+from oneaccord.config.plugins import BACKEND_GROUP, PluginManager, Switches
+from oneaccord.config.plugins.installed import find_installed
 from support import preloaded
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 BACKEND = """
-from manyhands.api import BackendConfig
-from manyhands.contract.backend import BackendSpec
-from manyhands.contract.hookspecs import hookimpl
+from oneaccord.api import BackendConfig
+from oneaccord.contract.backend import BackendSpec
+from oneaccord.contract.hookspecs import hookimpl
 
 class Config(BackendConfig):
     interface: str = "lo"
@@ -32,7 +32,7 @@ class Config(BackendConfig):
     token: str | None = None
 
 @hookimpl
-def manyhands_register_backends():
+def oneaccord_register_backends():
     return BackendSpec(name={name!r}, summary="a backend for tests", config=Config, {extra})
 """
 
@@ -80,12 +80,12 @@ def manager(tmp_path: Path) -> PluginManager:
 
 @pytest.fixture
 def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python in an empty folder, with this process's path and no variables of manyhands but those given."""
+    """Run Python in an empty folder, with this process's path and no variables of oneaccord but those given."""
 
     def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")}
         environ |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables}
-        if args[:2] == ("-m", "manyhands") and not any(name.startswith("PYTHON") for name in variables):
+        if args[:2] == ("-m", "oneaccord") and not any(name.startswith("PYTHON") for name in variables):
             return preloaded.run(args, cwd=tmp_path, environ=environ, timeout_s=30)
         return subprocess.run(
             [sys.executable, *args], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False

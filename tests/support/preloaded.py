@@ -3,7 +3,7 @@
 What costs most about a short Python is what it imports. Run as a script, this file is the parent: it has one thread, no state but
 its modules, and answers requests. What it forks becomes what was asked for, a script, a module or lines of a program, at the top level
 of a ``__main__`` of its own, and ends as any Python ends: tracebacks, exit codes, signals and atexit included. The ranks that such a
-process starts, if it is `manyhands run` or `manyhands bench`, are forked in the same way, and are its children all the same.
+process starts, if it is `oneaccord run` or `oneaccord bench`, are forked in the same way, and are its children all the same.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ __all__ = ["BEARING", "OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "Star
 OF_RANKS = (
     *(
         "numpy",
-        "manyhands:init",
-        "manyhands.contract.config",
-        "manyhands_hybrid.backend",
-        "manyhands_shm.backend",
-        "manyhands_tcp.backend",
+        "oneaccord:init",
+        "oneaccord.contract.config",
+        "oneaccord_hybrid.backend",
+        "oneaccord_shm.backend",
+        "oneaccord_tcp.backend",
     ),
-    "manyhands.config.select.table:default_rules()",
+    "oneaccord.config.select.table:default_rules()",
     *(
-        "manyhands.config.plugins.manager:installed(BACKEND_GROUP)",
-        "manyhands.config.plugins.manager:installed(EXTENSION_GROUP)",
+        "oneaccord.config.plugins.manager:installed(BACKEND_GROUP)",
+        "oneaccord.config.plugins.manager:installed(EXTENSION_GROUP)",
     ),
 )
-"""What every rank imports. Behind a colon stands what manyhands imports late, or finds once and keeps."""
+"""What every rank imports. Behind a colon stands what oneaccord imports late, or finds once and keeps."""
 
-OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.script.launcher", "manyhands_simulated.running")
+OF_COMMANDS = (*OF_RANKS, "oneaccord.cli.app", "oneaccord_simulated.script.launcher", "oneaccord_simulated.running")
 """What the command line imports, and a simulated world."""
 OF_PYTEST = (*OF_RANKS, "pytest")
 """What tests import; no plugin of pytest, which imports them in a way of its own."""
 
-BEARING = {"PRELOADED_FIRST": "from manyhands.local import processes; processes._GRACE_S = processes._END_S = 20.0"}
+BEARING = {"PRELOADED_FIRST": "from oneaccord.local import processes; processes._GRACE_S = processes._END_S = 20.0"}
 """Variables with which a launcher gives its ranks much time to fail by themselves, and to end when they are asked to. What stands in this one is run before a program."""
 
 
@@ -71,7 +71,7 @@ class Preloaded:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._socket, its = socket.socketpair()
-        foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_", "PYTEST")
+        foreign = ("ONEACCORD_", "SLURM_", "PMI", "OMPI_", "PYTEST")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         with its:
             self._process = subprocess.Popen(
@@ -398,7 +398,7 @@ if __name__ == "__main__":
     gc.freeze()
     words = _serve(socket.socket(fileno=int(sys.argv[1])))
     exec(os.environ.pop("PRELOADED_FIRST", ""), {})
-    if words[:3] in (["-m", "manyhands", "run"], ["-m", "manyhands", "bench"]):
+    if words[:3] in (["-m", "oneaccord", "run"], ["-m", "oneaccord", "bench"]):
         words = _prepare_for_ranks(words)
     if words:
         try:

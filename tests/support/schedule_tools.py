@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from manyhands.schedule.proof.verify import ScheduleError, verify
-from manyhands.schedule.steps import Buffer, Collective, Ref, Schedule, Step
+from oneaccord.schedule.proof.verify import ScheduleError, verify
+from oneaccord.schedule.steps import Buffer, Collective, Ref, Schedule, Step
 
 __all__ = ["IN", "INPUT", "OUT", "OUTPUT", "SCRATCH", "TMP", "caught", "world"]
 

@@ -33,7 +33,7 @@ def until_lost(group):
     try:
         while True:
             group.all_reduce(np.ones(1 << 14))
-    except mh.PeerLostError as error:
+    except oa.PeerLostError as error:
         return error
 
 def check(group):
@@ -42,7 +42,7 @@ def check(group):
 """
 
 LOSING = """
-group = mh.init(timeout_s=30)
+group = oa.init(timeout_s=30)
 group.barrier()
 tell("running")
 until_lost(group)

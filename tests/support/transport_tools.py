@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from manyhands.api import Deadline, Transfer, Transport
+from oneaccord.api import Deadline, Transfer, Transport
 
 __all__ = ["PATIENCE_S", "connected", "finish", "held"]
 

@@ -154,7 +154,7 @@ class Network:
             self.groups = before
 
     def _add_host(self, number: int, home: int) -> None:
-        name = f"mh-{os.getpid()}-{number}"
+        name = f"oa-{os.getpid()}-{number}"
         _ip("netns", "add", name)
         self._names.append(name)
         with Path(f"/run/netns/{name}").open() as namespace:

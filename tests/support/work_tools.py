@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from manyhands.calls.order.turns import Turns
-from manyhands.calls.work import Work
-from manyhands.contract.deadline import Deadline
+from oneaccord.calls.order.turns import Turns
+from oneaccord.calls.work import Work
+from oneaccord.contract.deadline import Deadline
 from support.waiting import PATIENCE_S
 
 __all__ = ["Gate", "Group"]

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import manyhands as mh
-from manyhands.api import CommError, Group, ThreadWorld
-from manyhands_simulated.running import Simulation
+import oneaccord as oa
+from oneaccord.api import CommError, Group, ThreadWorld
+from oneaccord_simulated.running import Simulation
 
 __all__ = ["HYBRIDS", "free_port", "held_port", "must", "on_threads", "over_sockets", "stories", "thread_world"]
 
@@ -88,7 +88,7 @@ def thread_world(
     config = {"backends": tables, **(config or {})}
 
     def body(_: int) -> Any:
-        with mh.init(config=config, timeout_s=timeout_s) as group:
+        with oa.init(config=config, timeout_s=timeout_s) as group:
             return program(group)
 
     if backend.endswith("simulated"):
@@ -120,7 +120,7 @@ def over_sockets(
     config = {"backend": "tcp", "rendezvous": {"address": address}, "backends": {"tcp": tcp}, **(config or {})}
 
     def body(rank: int) -> Any:
-        with mh.init(config=config, rank=rank, world_size=world_size, timeout_s=timeout_s) as group:
+        with oa.init(config=config, rank=rank, world_size=world_size, timeout_s=timeout_s) as group:
             return program(group)
 
     with port:

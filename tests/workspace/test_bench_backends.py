@@ -1,4 +1,4 @@
-"""``manyhands bench`` with real ranks: what it measures, writes and prints, and what it does with backends that fail or lie."""
+"""``oneaccord bench`` with real ranks: what it measures, writes and prints, and what it does with backends that fail or lie."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from support import preloaded
 from support.worlds import must, on_threads
 
-import manyhands as mh
-from manyhands.api import ThreadWorld, UnsupportedError
-from manyhands_lab.bench.measure import measure
-from manyhands_lab.bench.overlap import measure_overlap
-from manyhands_lab.bench.plan import (
+import oneaccord as oa
+from oneaccord.api import ThreadWorld, UnsupportedError
+from oneaccord_lab.bench.measure import measure
+from oneaccord_lab.bench.overlap import measure_overlap
+from oneaccord_lab.bench.plan import (
     BENCHMARKS,
     Done,
     Opened,
@@ -33,7 +33,7 @@ from manyhands_lab.bench.plan import (
     Target,
     decode_record,
 )
-from manyhands_lab.bench.statistics import overlapped
+from oneaccord_lab.bench.statistics import overlapped
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -45,19 +45,19 @@ KEYS = [
 CROOKED = """
 import dataclasses, os, signal, time
 import numpy as np
-from manyhands_tcp import plugin
-from manyhands.api import hookimpl
-from manyhands_lab.bench import probes
-from manyhands_lab.bench.cases import Case
+from oneaccord_tcp import plugin
+from oneaccord.api import hookimpl
+from oneaccord_lab.bench import probes
+from oneaccord_lab.bench.cases import Case
 
 probes._FLAG_BATCHES = probes._PING_BATCHES = 2  # ranks that share a processor take a time slice for each
 probes._BATCH_BYTES = probes._STREAM_BYTES = 1 << 16
 
-SPEC = plugin.manyhands_register_backends()
+SPEC = plugin.oneaccord_register_backends()
 calls = 0
 
 @hookimpl
-def manyhands_register_backends():
+def oneaccord_register_backends():
     names = ("twin", "wrong", "tiring", "failing", "dying", "early", "stuck")
     return [dataclasses.replace(SPEC, name=name, auto_priority=None, install="pip install luck") for name in names] + [
         dataclasses.replace(SPEC, name="absent", auto_priority=None, probe=lambda: "it is not here", install="pip install it")]
@@ -89,7 +89,7 @@ def stuck(backend, source, target, root, deadline, on_stall):
     time.sleep(60)
 
 @hookimpl
-def manyhands_collective(request):
+def oneaccord_collective(request):
     if request.collective.value == "all_reduce" and (request.backend in ("wrong", "tiring") or request.nbytes == 1024):
         if request.backend == "early":
             before()
@@ -100,14 +100,14 @@ def manyhands_collective(request):
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    """Run ``manyhands bench`` in an empty folder, with backends of every kind of misbehaviour at hand."""
+    """Run ``oneaccord bench`` in an empty folder, with backends of every kind of misbehaviour at hand."""
     (tmp_path / "crooked.py").write_text(CROOKED)
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")}
         path = os.pathsep.join([str(tmp_path), *environ.get("PYTHONPATH", "").split(os.pathsep)])
-        environ |= {"PYTHONPATH": path, "MANYHANDS_PLUGINS": "crooked", **variables}
-        return preloaded.run(["-m", "manyhands", "bench", *words], environ=environ, cwd=tmp_path)
+        environ |= {"PYTHONPATH": path, "ONEACCORD_PLUGINS": "crooked", **variables}
+        return preloaded.run(["-m", "oneaccord", "bench", *words], environ=environ, cwd=tmp_path)
 
     return run
 
@@ -169,7 +169,7 @@ def test_the_last_column_compares_with_the_first_backend_and_each_row_is_printed
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_limits_are_measured_in_the_same_run(bench: Bench, tmp_path: Path, ranks: int) -> None:
-    pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+    pytest.importorskip("oneaccord_native", reason="there was no C compiler", exc_type=ImportError)
     words = (
         "--backends",
         "tcp,shm",
@@ -187,7 +187,7 @@ def test_limits_are_measured_in_the_same_run(bench: Bench, tmp_path: Path, ranks
     )
     answer = bench("all_gather,barrier", *words)
     assert answer.returncode == 0, answer.stderr
-    assert "# executor of tcp and shm: compiled (manyhands-native)\n" in answer.stdout
+    assert "# executor of tcp and shm: compiled (oneaccord-native)\n" in answer.stdout
     assert answer.stdout.count("# the machine: ") == (2 if ranks > 1 else 1)  # a barrier of one takes no machine
     two_at_least = {"copy_2_us", "both_ways_us", "one_way_us", "flag_us", "ping_us"}
     for row in json.loads((tmp_path / "f").read_text()):
@@ -204,9 +204,9 @@ def test_limits_are_measured_in_the_same_run(bench: Bench, tmp_path: Path, ranks
 
 
 def test_json_is_alone_on_standard_output_and_the_configured_backend_is_measured(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "manyhands.toml").write_text('backend = "twin"\n')
+    (tmp_path / "oneaccord.toml").write_text('backend = "twin"\n')
     words = ("all_reduce,barrier", "-n", "2", "--sizes", "4000", "--iterations", "2", "--dtype", "bfloat16", "--json", "-")
-    answer = bench(*words, MANYHANDS_NATIVE="false")
+    answer = bench(*words, ONEACCORD_NATIVE="false")
     assert answer.returncode == 0, answer.stderr
     sums, row = json.loads(answer.stdout)
     assert (sums["collective"], sums["backend"], sums["dtype"], sums["bytes"]) == ("all_reduce", "twin", "bfloat16", 4000)
@@ -324,13 +324,13 @@ def test_symmetric_memory_comes_from_the_group_and_where_it_is_used_up_only_that
 ) -> None:
     made: list[int] = []
 
-    def empty(group: mh.Group, shape: int, dtype: Any) -> Any:
+    def empty(group: oa.Group, shape: int, dtype: Any) -> Any:
         if shape > 2:
             raise UnsupportedError("there is no more of it")
         made.append(shape)
         return np.empty(shape, dtype)
 
-    monkeypatch.setattr(mh.Group, "empty", empty, raising=False)
+    monkeypatch.setattr(oa.Group, "empty", empty, raising=False)
     targets = [Target("tcp"), Target("tcp", "symmetric")]
     points = [Point("all_reduce", 8), Point("all_reduce", 16), Point("all_reduce", 8)]
     records = on_rank_threads(plan_of(targets, points), 2, "tcp", tmp_path)
@@ -346,11 +346,11 @@ def test_symmetric_memory_comes_from_the_group_and_where_it_is_used_up_only_that
 def test_overlap_on_symmetric_memory_takes_its_arrays_from_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def empty(group: mh.Group, shape: int, dtype: Any) -> Any:
+    def empty(group: oa.Group, shape: int, dtype: Any) -> Any:
         made.append(shape)
         return np.empty(shape, dtype)
 
-    monkeypatch.setattr(mh.Group, "empty", empty, raising=False)
+    monkeypatch.setattr(oa.Group, "empty", empty, raising=False)
     plan = plan_of([Target("tcp", "symmetric")], [Point("python", 16)], iterations=1)
     records = on_rank_threads(plan, 2, "tcp", tmp_path, measure_overlap)
     assert [record.backend for record in records if isinstance(record, Overlap)] == ["tcp+symmetric"]
@@ -358,10 +358,10 @@ def test_overlap_on_symmetric_memory_takes_its_arrays_from_the_group(tmp_path: P
 
 
 def test_a_backend_that_breaks_takes_its_symmetric_half_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(group: mh.Group, *arguments: Any, **options: Any) -> None:
+    def broken(group: oa.Group, *arguments: Any, **options: Any) -> None:
         raise RuntimeError("enough is enough")
 
-    monkeypatch.setattr(mh.Group, "all_reduce", broken)
+    monkeypatch.setattr(oa.Group, "all_reduce", broken)
     plan = plan_of([Target("tcp"), Target("tcp", "symmetric")], [Point("all_reduce", 8), Point("barrier", 0)])
     records = on_rank_threads(plan, 2, "tcp", tmp_path)[1:]
     text = "rank 0: RuntimeError: enough is enough"
@@ -374,5 +374,5 @@ def test_a_backend_that_breaks_takes_its_symmetric_half_along(tmp_path: Path, mo
 
 def test_measuring_leaves_no_group_behind(tmp_path: Path) -> None:
     on_rank_threads(plan_of([Target("tcp")], [Point("barrier", 0)]), 2, "tcp", tmp_path)
-    with mh.init(config={}) as group:
+    with oa.init(config={}) as group:
         assert group.world_size == 1

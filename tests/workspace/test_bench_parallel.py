@@ -21,11 +21,11 @@ def test_it_measures_prints_and_writes(run_python, repository: Path, tmp_path: P
     for topic, rows in found.items():
         assert f"{topic}, over tcp" in done.stdout
         assert all(value > 0 for row in rows for value in row.values() if isinstance(value, int)), rows
-    ours = [row for row in found["pipelines"] if row["by"] == "manyhands, tcp"]
+    ours = [row for row in found["pipelines"] if row["by"] == "oneaccord, tcp"]
     assert len(ours) >= 4
     assert all(row["held_bytes"] == row["formula_bytes"] for row in ours)
     for row in found["redistribute"]:
-        if row["by"] == "manyhands, tcp":
+        if row["by"] == "oneaccord, tcp":
             assert row["explained_bytes"] <= row["sent_bytes"] < row["explained_bytes"] + 2000
         else:
             assert row["sent_bytes"] >= 2 * row["explained_bytes"]

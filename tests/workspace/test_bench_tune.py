@@ -1,4 +1,4 @@
-"""``manyhands bench --tune`` with real ranks: they measure what is right, and say which rank found what is wrong."""
+"""``oneaccord bench --tune`` with real ranks: they measure what is right, and say which rank found what is wrong."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ import pytest
 from support import preloaded
 from support.worlds import must, on_threads
 
-import manyhands as mh
-from manyhands.api import ThreadWorld
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands.schedule.steps import Collective
-from manyhands_lab.tuning.measure import measure
-from manyhands_lab.tuning.plan import Plan, Point
+import oneaccord as oa
+from oneaccord.api import ThreadWorld
+from oneaccord.schedule.algorithms.registry import BUILTIN
+from oneaccord.schedule.steps import Collective
+from oneaccord_lab.tuning.measure import measure
+from oneaccord_lab.tuning.plan import Plan, Point
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PROGRAM = """
 import numpy as np
-import manyhands as mh
-from manyhands.config import load
-from manyhands.config.selection import make_selector
-from manyhands.config.plugins import get_plugin_manager
-from manyhands.schedule.steps import Collective
-with mh.init(timeout_s=20) as group:
+import oneaccord as oa
+from oneaccord.config import load
+from oneaccord.config.selection import make_selector
+from oneaccord.config.plugins import get_plugin_manager
+from oneaccord.schedule.steps import Collective
+with oa.init(timeout_s=20) as group:
     assert (group.all_reduce(np.ones(2)) == 3).all()
 if group.rank == 0:
     print(make_selector(load(), get_plugin_manager()).choose(Collective.ALL_REDUCE, 16, 3, ranks_per_host=3).reason)
 """
 
 WATCH = """
-from manyhands.api import hookimpl
+from oneaccord.api import hookimpl
 
 @hookimpl
-def manyhands_collective_finished(event):
+def oneaccord_collective_finished(event):
     with open("used.txt", "a") as file:
         file.write(f"{event.operation} {event.algorithm}\\n")
 """
 
 WRONG = """
-from manyhands.api import hookimpl
+from oneaccord.api import hookimpl
 
 def spoil(backend, source, target, root, deadline, on_stall):
     target[...] = 7
 
 @hookimpl
-def manyhands_collective(request):
+def oneaccord_collective(request):
     return spoil if request.collective.value == "all_reduce" else None
 """
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Run:
-    """Run the command line in an empty folder that is on its path, without variables of manyhands but those given."""
+    """Run the command line in an empty folder that is on its path, without variables of oneaccord but those given."""
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("ONEACCORD_")}
         environ |= {"PYTHONPATH": str(tmp_path), **variables}
-        return preloaded.run(["-m", "manyhands", *words], environ=environ, cwd=tmp_path)
+        return preloaded.run(["-m", "oneaccord", *words], environ=environ, cwd=tmp_path)
 
     return run
 
@@ -105,17 +105,17 @@ def test_what_the_budget_does_not_reach_is_not_measured() -> None:
 
 
 def test_a_table_is_measured_over_tcp_and_used_by_the_next_job(shell: Run, tmp_path: Path) -> None:
-    (tmp_path / "manyhands.toml").write_text('backend = "tcp"\n[algorithms]\nall_reduce = "ring"\n')
+    (tmp_path / "oneaccord.toml").write_text('backend = "tcp"\n[algorithms]\nall_reduce = "ring"\n')
     # Neither the config nor a variable may decide what is to be measured.
     (tmp_path / "watch.py").write_text(WATCH)
-    variables = {"MANYHANDS_ALGORITHMS__ALL_REDUCE": "ring", "MANYHANDS_PLUGINS": "watch"}
+    variables = {"ONEACCORD_ALGORITHMS__ALL_REDUCE": "ring", "ONEACCORD_PLUGINS": "watch"}
     answer = shell("bench", "all_reduce", "-n", "3", "--tune", "--sizes", "8,1KiB", "--budget", "30", **variables)
     assert answer.returncode == 0, answer.stderr
     used = set((tmp_path / "used.txt").read_text().splitlines())
     assert {"all_reduce ring", "all_reduce recursive_doubling", "all_reduce rabenseifner"} <= used
     assert "recursive_doubling" in answer.stdout
     assert 'selection = "tuned.toml"' in answer.stdout
-    (tmp_path / "manyhands.toml").write_text('backend = "tcp"\nselection = "tuned.toml"\n')
+    (tmp_path / "oneaccord.toml").write_text('backend = "tcp"\nselection = "tuned.toml"\n')
     (tmp_path / "program.py").write_text(PROGRAM)
     answer = shell("run", "--no-prefix", "-n", "3", "program.py")
     assert answer.returncode == 0, answer.stderr
@@ -125,7 +125,7 @@ def test_a_table_is_measured_over_tcp_and_used_by_the_next_job(shell: Run, tmp_p
 def test_a_wrong_result_ends_the_measurement_and_names_the_rank(shell: Run, tmp_path: Path) -> None:
     (tmp_path / "wrong_native.py").write_text(WRONG)
     words = ("all_reduce", "-n", "2", "--algorithms", "--backend", "tcp", "--sizes", "8")
-    answer = shell("bench", *words, MANYHANDS_PLUGINS="wrong_native")
+    answer = shell("bench", *words, ONEACCORD_PLUGINS="wrong_native")
     assert answer.returncode == 2
     assert "InternalError" in answer.stderr
     assert "all_reduce of 8 bytes by ring gave a wrong result: element 0 is 7.0; expected " in answer.stderr
@@ -136,7 +136,7 @@ def test_a_wrong_result_ends_the_measurement_and_names_the_rank(shell: Run, tmp_
 
 def test_the_worker_writes_what_rank_0_was_told(shell: Run, tmp_path: Path) -> None:
     plan = Plan({"barrier": ["dissemination"]}, [], 20.0, "tcp", str(tmp_path / "points.json"), rounds=3)
-    answer = shell("run", "-n", "2", "-m", "manyhands_lab.tuning.measure", plan.dump())
+    answer = shell("run", "-n", "2", "-m", "oneaccord_lab.tuning.measure", plan.dump())
     assert answer.returncode == 0, answer.stderr
     [point] = [Point(**each) for each in json.loads((tmp_path / "points.json").read_text())]
     assert (point.collective, point.nbytes, list(point.times)) == ("barrier", 0, ["dissemination"])
@@ -144,7 +144,7 @@ def test_the_worker_writes_what_rank_0_was_told(shell: Run, tmp_path: Path) -> N
 
 def test_measuring_leaves_no_group_behind() -> None:
     measured(Plan({"barrier": ["dissemination"]}, [], 0.2, "tcp", ""), 2, "tcp")
-    with mh.init(config={}) as group:
+    with oa.init(config={}) as group:
         assert group.world_size == 1
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.waiting import until
 
-from manyhands.runtime.computer import has_ended
+from oneaccord.runtime.computer import has_ended
 
 ROOT = Path(__file__).resolve().parents[2]
 

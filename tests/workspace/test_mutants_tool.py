@@ -81,7 +81,7 @@ def test_what_says_nothing_about_behaviour_is_left_alone(mutants, text):
     assert changed(mutants, text) == set()
 
 
-@pytest.mark.parametrize("file", ["core/src/manyhands/control/membership.py", "tools/mutants.py"])
+@pytest.mark.parametrize("file", ["core/src/oneaccord/control/membership.py", "tools/mutants.py"])
 def test_every_mutant_of_a_real_file_is_another_program(mutants, file):
     text = (ROOT / file).read_text(encoding="utf-8")
     original = ast.dump(ast.parse(text))
@@ -106,14 +106,14 @@ def test_a_seed_chooses_the_same_mutants_and_all_kinds(mutants):
 def test_the_table_names_tests_that_exist_for_every_distribution(mutants):
     for file in mutants.sources(ROOT, ()):
         assert mutants.tests_of(file, ROOT), file
-    assert mutants.tests_of("plugins/ucx/src/manyhands_ucx/x.py", ROOT) == ("plugins/ucx/tests",)
+    assert mutants.tests_of("plugins/ucx/src/oneaccord_ucx/x.py", ROOT) == ("plugins/ucx/tests",)
     missing = [each for wanted in mutants.TESTS.values() for each in wanted if not list(ROOT.glob(each))]
     assert not missing
 
 
 def test_only_takes_files_and_folders(mutants):
-    found = mutants.sources(ROOT, ["core/src/manyhands/control/", "core/src/manyhands/errors.py", "core/src/manyhands/con"])
-    assert {"/".join(name.split("/")[:4]) for name in found} == {"core/src/manyhands/control", "core/src/manyhands/errors.py"}
+    found = mutants.sources(ROOT, ["core/src/oneaccord/control/", "core/src/oneaccord/errors.py", "core/src/oneaccord/con"])
+    assert {"/".join(name.split("/")[:4]) for name in found} == {"core/src/oneaccord/control", "core/src/oneaccord/errors.py"}
 
 
 def test_failed_tests_are_read_from_the_summary(mutants):

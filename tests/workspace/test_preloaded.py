@@ -76,7 +76,7 @@ def test_processes_are_one_anothers_strangers(tmp_path: Path) -> None:
 def test_ranks_are_forked_as_well_and_are_children_of_their_launcher(tmp_path: Path) -> None:
     program = "import os, sys; print('numpy' in sys.modules, os.getppid(), os.getsid(0) == os.getpid(), sys.argv); os._exit(0)"
     (tmp_path / "program.py").write_text(program)
-    words = ["-m", "manyhands", "run", "--no-fork", "--no-prefix", "-n", "2", "--backend", "tcp", "program.py", "a b"]
+    words = ["-m", "oneaccord", "run", "--no-fork", "--no-prefix", "-n", "2", "--backend", "tcp", "program.py", "a b"]
     parent = preloaded.preloaded(*preloaded.OF_COMMANDS)
     with (tmp_path / "output").open("wb") as output, Path(os.devnull).open() as nothing:
         files = [nothing.fileno(), output.fileno(), output.fileno()]

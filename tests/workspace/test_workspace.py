@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.scripts import module_of
 
-from manyhands.config.plugins.installed import install_hint
+from oneaccord.config.plugins.installed import install_hint
 
 MAX_LINES = 600
 PROJECTS = [
@@ -68,18 +68,18 @@ def test_all_distributions_are_in_lockstep(repository, faults):
     ("file", "old", "new", "said"),
     [
         ("plugins/tcp/pyproject.toml", 'version = "0.1.0"', 'version = "0.1.1"', "version is '0.1.1', and '0.1.0' in the root"),
-        ("plugins/tcp/pyproject.toml", "core==0.1.0", "core>=0.1.0", "'manyhands-core>=0.1.0' must be pinned to ==0.1.0"),
+        ("plugins/tcp/pyproject.toml", "core==0.1.0", "core>=0.1.0", "'oneaccord-core>=0.1.0' must be pinned to ==0.1.0"),
         ("core/pyproject.toml", ">=3.11", ">=3.12", "requires-python is '>=3.12'"),
-        ("pyproject.toml", 'tcp = ["manyhands-tcp', 'net = ["manyhands-tcp', "no extra 'tcp' that brings manyhands-tcp"),
+        ("pyproject.toml", 'tcp = ["oneaccord-tcp', 'net = ["oneaccord-tcp', "no extra 'tcp' that brings oneaccord-tcp"),
         (
             "pyproject.toml",
-            '0", "manyhands-tcp==0.1.0", "manyhands-torch',
-            '0", "manyhands-torch',
-            "the extra 'all' leaves out manyhands-tcp",
+            '0", "oneaccord-tcp==0.1.0", "oneaccord-torch',
+            '0", "oneaccord-torch',
+            "the extra 'all' leaves out oneaccord-tcp",
         ),
         ("requirements.txt", "-e ./plugins/tcp", "", "requirements.txt: ./plugins/tcp is not installed"),
         ("requirements.txt", "-e ./lab", "", "requirements.txt: ./lab is not installed"),
-        ("pyproject.toml", 'lab = ["manyhands-lab', 'bench = ["manyhands-lab', "no extra 'lab' that brings manyhands-lab"),
+        ("pyproject.toml", 'lab = ["oneaccord-lab', 'bench = ["oneaccord-lab', "no extra 'lab' that brings oneaccord-lab"),
         ("core/LICENSE", "Apache", "A Patchy", "LICENSE beside it differs"),
     ],
 )
@@ -101,7 +101,7 @@ def test_what_is_to_be_typed_to_install_works_in_a_clone(repository):
     """Each command names folders and extras that are there; one that needs a release says so, and stands below one for a clone."""
     pages = [repository / "README.md", *repository.glob("docs/*.md"), *(repository / name / "README.md" for name in PROJECTS)]
     lines = [line.strip() for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
-    typed = [line for line in lines if line.startswith("pip install ") and ("manyhands[" in line or "./" in line)]
+    typed = [line for line in lines if line.startswith("pip install ") and ("oneaccord[" in line or "./" in line)]
     released = [line for line in typed if line.endswith("# once there is a release")]
     assert len(released) > len(PROJECTS)
     for line in released:
@@ -117,41 +117,41 @@ def test_what_is_to_be_typed_to_install_works_in_a_clone(repository):
 
 
 def test_each_plugin_is_found_by_its_entry_point(repository):
-    assert table(repository / "plugins/tcp")["entry-points"] == {"manyhands": {"tcp": "manyhands_tcp.plugin"}}
+    assert table(repository / "plugins/tcp")["entry-points"] == {"oneaccord": {"tcp": "oneaccord_tcp.plugin"}}
     assert table(repository / "plugins/simulated")["entry-points"] == {
-        "manyhands": {"simulated": "manyhands_simulated.plugin"},
-        "pytest11": {"manyhands_simulated": "manyhands_simulated.pytest_plugin"},
+        "oneaccord": {"simulated": "oneaccord_simulated.plugin"},
+        "pytest11": {"oneaccord_simulated": "oneaccord_simulated.pytest_plugin"},
     }
 
 
 def test_the_commands_of_the_lab_and_of_the_training_layers_are_found_by_entry_points(repository):
     assert table(repository / "lab")["entry-points"] == {
-        "manyhands.commands": {
-            "bench.overlap": "manyhands_lab.commands.bench_overlap:bench_overlap",
-            **{name: f"manyhands_lab.commands.{name}:{name}" for name in ("bench", "show", "simulate")},
+        "oneaccord.commands": {
+            "bench.overlap": "oneaccord_lab.commands.bench_overlap:bench_overlap",
+            **{name: f"oneaccord_lab.commands.{name}:{name}" for name in ("bench", "show", "simulate")},
         }
     }
     assert table(repository / "conformance")["entry-points"] == {
-        "manyhands.commands": {
-            "check": "manyhands_conformance.commands.check:check",
-            "plugin.new": "manyhands_conformance.commands.plugin:new",
+        "oneaccord.commands": {
+            "check": "oneaccord_conformance.commands.check:check",
+            "plugin.new": "oneaccord_conformance.commands.plugin:new",
         }
     }
     assert table(repository / "parallel")["entry-points"] == {
-        "manyhands.commands": {"show.pipeline": "manyhands_parallel.commands.show_pipeline:show_pipeline"}
+        "oneaccord.commands": {"show.pipeline": "oneaccord_parallel.commands.show_pipeline:show_pipeline"}
     }
 
 
 def test_who_names_a_backend_of_the_repository_that_is_not_installed_is_told_what_installs_it(repository):
     paths = [path.parent for path in (repository / "plugins").glob("*/pyproject.toml")]
-    names = sorted(path.name for path in paths if "manyhands" in table(path)["entry-points"])
+    names = sorted(path.name for path in paths if "oneaccord" in table(path)["entry-points"])
     assert len(names) > 8
     assert [name for name in names if not install_hint(name)] == []
 
 
 def test_every_package_is_typed(repository):
     packages = [
-        path for project in PROJECTS for path in (repository / project / "src").glob("manyhands*") if path.suffix != ".egg-info"
+        path for project in PROJECTS for path in (repository / project / "src").glob("oneaccord*") if path.suffix != ".egg-info"
     ]
     assert len({path.parent for path in packages}) == len(PROJECTS)
     assert [path for path in packages if not (path / "py.typed").exists()] == []
@@ -280,7 +280,7 @@ def test_peer(): pass
         "Left out: 1 that need a GPU (make test-gpu), 1 that need torch, MPI, UCX, UCC or CuPy (make test-peers)",
         f"Failed tests alone:     {python} -m pytest 'test_some.py::test_it[a b]'",
         f"Do they fail each time? {python} tools/test_flaky.py --runs 5 --tests test_some.py",
-        f"the output of:          {Path(python).with_name('manyhands')} doctor",
+        f"the output of:          {Path(python).with_name('oneaccord')} doctor",
     ], answer.stdout + answer.stderr
     assert "what is lacking" not in answer.stdout
 

@@ -35,7 +35,7 @@ def asked(repository: Path, requirements: Path) -> list[Requirement]:
             project = tomllib.loads((repository / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
             texts = [*project.get("dependencies", [])]
             texts += [text for extra in extras.split(",") if extra for text in project["optional-dependencies"][extra]]
-            found += [Requirement(text) for text in texts if not text.startswith("manyhands")]
+            found += [Requirement(text) for text in texts if not text.startswith("oneaccord")]
         elif line and not line.startswith("#"):
             found.append(Requirement(line))
     return found

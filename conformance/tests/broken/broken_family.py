@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from broken_loft import Letter, Loft, LoftTransport
 
-from manyhands.api import Deadline, HeaderMismatch, LinkLost, Transfer
+from oneaccord.api import Deadline, HeaderMismatch, LinkLost, Transfer
 
 WRONG = r"\d+ of \d+ elements are wrong, the first is element \d+"
 
@@ -27,7 +27,7 @@ WRONG = r"\d+ of \d+ elements are wrong, the first is element \d+"
 class Fault:
     """A broken backend, the check that must find it, and what that must say.
 
-    ``patience`` are constants of `manyhands_conformance.patience`: short ones for what such a backend never does, long ones for what it does in time.
+    ``patience`` are constants of `oneaccord_conformance.patience`: short ones for what such a backend never does, long ones for what it does in time.
     """
 
     backend: type[Loft]

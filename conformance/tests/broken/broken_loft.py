@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
-from manyhands.api import (
+from oneaccord.api import (
     Backend,
     BackendConfig,
     BackendSpec,
@@ -144,5 +144,5 @@ class LoftConfig(BackendConfig):
 
 
 @hookimpl
-def manyhands_register_backends() -> BackendSpec:
+def oneaccord_register_backends() -> BackendSpec:
     return BackendSpec(name="loft", summary="", factory="broken_family:create", config=LoftConfig)

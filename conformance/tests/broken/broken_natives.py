@@ -8,7 +8,7 @@ import numpy as np
 from broken_family import WRONG, fault
 from broken_loft import Loft
 
-from manyhands.api import CollectiveRequest, Deadline, NativeCollective, hookimpl
+from oneaccord.api import CollectiveRequest, Deadline, NativeCollective, hookimpl
 
 
 class Native(Loft):
@@ -79,7 +79,7 @@ class Natives:
     enabled = False
 
     @hookimpl
-    def manyhands_collective(self, request: CollectiveRequest) -> NativeCollective | None:
+    def oneaccord_collective(self, request: CollectiveRequest) -> NativeCollective | None:
         if request.backend != "loft" or not self.enabled:
             return None
         collective, op = request.collective.value if hasattr(request.collective, "value") else request.collective, request.op

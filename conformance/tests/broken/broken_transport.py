@@ -9,7 +9,7 @@ from typing import Any
 from broken_family import fault, where
 from broken_loft import Letter, Loft, LoftTransport
 
-from manyhands.api import Deadline, HeaderMismatch, LinkLost, Transfer
+from oneaccord.api import Deadline, HeaderMismatch, LinkLost, Transfer
 
 BARE = 1 << 20
 """From here on, channels are those of the checks: what core does stays whole."""

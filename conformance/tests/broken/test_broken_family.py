@@ -9,7 +9,7 @@ import pytest
 from broken_family import FAULTS, clear
 from broken_natives import Native, Natives
 
-from manyhands_conformance import WorldMaker, all_checks, patience, run_check
+from oneaccord_conformance import WorldMaker, all_checks, patience, run_check
 
 pytestmark = pytest.mark.usefixtures("loft")
 

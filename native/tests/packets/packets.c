@@ -10,46 +10,46 @@
 #define SLOT_BYTES 4096
 
 typedef struct {
-    manyhands_mailbox form;
+    oneaccord_mailbox form;
     int fd;
     size_t came; /* the bytes of the packet in `incoming`; 0 for none */
     unsigned long taken; /* by C */
     unsigned long unasked; /* messages that came though `room` had last said that there is none */
-    manyhands_answer last;
-    unsigned char outgoing[MANYHANDS_HEADER_BYTES + SLOT_BYTES], incoming[MANYHANDS_HEADER_BYTES + SLOT_BYTES];
+    oneaccord_answer last;
+    unsigned char outgoing[ONEACCORD_HEADER_BYTES + SLOT_BYTES], incoming[ONEACCORD_HEADER_BYTES + SLOT_BYTES];
 } Packets;
 
-static manyhands_answer room(void *mailbox) {
+static oneaccord_answer room(void *mailbox) {
     Packets *packets = mailbox;
     struct pollfd one = {packets->fd, POLLOUT, 0};
-    packets->last = poll(&one, 1, 0) == 1 && one.revents == POLLOUT ? MANYHANDS_YES : MANYHANDS_NOT_YET;
+    packets->last = poll(&one, 1, 0) == 1 && one.revents == POLLOUT ? ONEACCORD_YES : ONEACCORD_NOT_YET;
     return packets->last;
 }
 
-static unsigned char *slot(void *mailbox) { return ((Packets *)mailbox)->outgoing + MANYHANDS_HEADER_BYTES; }
+static unsigned char *slot(void *mailbox) { return ((Packets *)mailbox)->outgoing + ONEACCORD_HEADER_BYTES; }
 
-static manyhands_answer post(void *mailbox, const unsigned char *header, const unsigned char *payload, size_t nbytes) {
+static oneaccord_answer post(void *mailbox, const unsigned char *header, const unsigned char *payload, size_t nbytes) {
     Packets *packets = mailbox;
-    packets->unasked += packets->last == MANYHANDS_NOT_YET;
-    memcpy(packets->outgoing, header, MANYHANDS_HEADER_BYTES);
+    packets->unasked += packets->last == ONEACCORD_NOT_YET;
+    memcpy(packets->outgoing, header, ONEACCORD_HEADER_BYTES);
     if (nbytes && payload != slot(packets)) memcpy(slot(packets), payload, nbytes);
-    return send(packets->fd, packets->outgoing, MANYHANDS_HEADER_BYTES + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? MANYHANDS_UNUSUAL : MANYHANDS_YES;
+    return send(packets->fd, packets->outgoing, ONEACCORD_HEADER_BYTES + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? ONEACCORD_UNUSUAL : ONEACCORD_YES;
 }
 
 static void release(void *mailbox) { (void)mailbox; }
 
-static manyhands_answer arrived(void *mailbox, const unsigned char *header, size_t nbytes) {
+static oneaccord_answer arrived(void *mailbox, const unsigned char *header, size_t nbytes) {
     Packets *packets = mailbox;
     if (!packets->came) {
         ssize_t came = recv(packets->fd, packets->incoming, sizeof packets->incoming, MSG_DONTWAIT);
-        if (came < 0 && (errno == EAGAIN || errno == EINTR)) return MANYHANDS_NOT_YET;
-        if (came <= 0) return MANYHANDS_UNUSUAL;
+        if (came < 0 && (errno == EAGAIN || errno == EINTR)) return ONEACCORD_NOT_YET;
+        if (came <= 0) return ONEACCORD_UNUSUAL;
         packets->came = (size_t)came;
     }
-    return packets->came == MANYHANDS_HEADER_BYTES + nbytes && !memcmp(packets->incoming, header, MANYHANDS_HEADER_BYTES) ? MANYHANDS_YES : MANYHANDS_UNUSUAL;
+    return packets->came == ONEACCORD_HEADER_BYTES + nbytes && !memcmp(packets->incoming, header, ONEACCORD_HEADER_BYTES) ? ONEACCORD_YES : ONEACCORD_UNUSUAL;
 }
 
-static const unsigned char *payload(void *mailbox) { return ((Packets *)mailbox)->incoming + MANYHANDS_HEADER_BYTES; }
+static const unsigned char *payload(void *mailbox) { return ((Packets *)mailbox)->incoming + ONEACCORD_HEADER_BYTES; }
 
 static void take(void *mailbox) {
     Packets *packets = mailbox;
@@ -62,7 +62,7 @@ static void take(void *mailbox) {
 Packets *packets_open(int fd, double spin_s) {
     Packets *packets = calloc(1, sizeof *packets);
     if (packets) {
-        packets->form = (manyhands_mailbox){sizeof(manyhands_mailbox), packets, SLOT_BYTES, 20, spin_s, room, slot, post, release, arrived, payload, take};
+        packets->form = (oneaccord_mailbox){sizeof(oneaccord_mailbox), packets, SLOT_BYTES, 20, spin_s, room, slot, post, release, arrived, payload, take};
         packets->fd = fd;
     }
     return packets;
@@ -72,16 +72,16 @@ void packets_close(Packets *packets) { free(packets); }
 
 size_t packets_slot_bytes(void) { return SLOT_BYTES; }
 
-unsigned char *packets_slot(Packets *packets, int incoming) { return incoming ? packets->incoming + MANYHANDS_HEADER_BYTES : slot(packets); }
+unsigned char *packets_slot(Packets *packets, int incoming) { return incoming ? packets->incoming + ONEACCORD_HEADER_BYTES : slot(packets); }
 
 int packets_post(Packets *packets, const unsigned char *header, size_t nbytes) {
-    packets->last = MANYHANDS_YES; /* Python tries until it is sent */
+    packets->last = ONEACCORD_YES; /* Python tries until it is sent */
     return post(packets, header, slot(packets), nbytes);
 }
 
 int packets_fetch(Packets *packets, const unsigned char *header, size_t nbytes) {
     int answer = arrived(packets, header, nbytes);
-    if (answer == MANYHANDS_YES) packets->came = 0;
+    if (answer == ONEACCORD_YES) packets->came = 0;
     return answer;
 }
 

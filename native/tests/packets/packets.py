@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from manyhands.api import (
+from oneaccord.api import (
     HEADER_BYTES,
     Backend,
     BackendConfig,
@@ -52,7 +52,7 @@ def load(path: Path) -> None:
 def capsule(address: int) -> object:
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return make(address, b"manyhands.mailbox.1", None)
+    return make(address, b"oneaccord.mailbox.1", None)
 
 
 class PacketMailbox(Mailbox):
@@ -263,5 +263,5 @@ class Config(BackendConfig):
 
 
 @hookimpl
-def manyhands_register_backends() -> BackendSpec:
+def oneaccord_register_backends() -> BackendSpec:
     return BackendSpec(name="packets", summary="packets of Unix sockets", factory=f"{__name__}:PacketBackend", config=Config)

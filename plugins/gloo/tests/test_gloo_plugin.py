@@ -9,19 +9,19 @@ from pydantic import ValidationError
 from support.bootstraps import ThreadBootstrap
 from support.worlds import must, on_threads
 
-from manyhands.api import Collective, CollectiveRequest
-from manyhands_gloo import plugin
-from manyhands_gloo.config import GlooConfig
-from manyhands_gloo.meeting import make_store
-from manyhands_gloo.plugin import manyhands_collective, manyhands_register_backends
-from manyhands_gloo.process_group import reason
+from oneaccord.api import Collective, CollectiveRequest
+from oneaccord_gloo import plugin
+from oneaccord_gloo.config import GlooConfig
+from oneaccord_gloo.meeting import make_store
+from oneaccord_gloo.plugin import oneaccord_collective, oneaccord_register_backends
+from oneaccord_gloo.process_group import reason
 
 
 def test_the_probe_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plugin, "find_spec", lambda name: None)
-    assert manyhands_register_backends().probe() == "torch, which brings Gloo, is not installed"
+    assert oneaccord_register_backends().probe() == "torch, which brings Gloo, is not installed"
     monkeypatch.setattr(plugin, "find_spec", lambda name: object())
-    assert manyhands_register_backends().probe() is None
+    assert oneaccord_register_backends().probe() is None
 
 
 @pytest.mark.parametrize("wrong", [{"native": "polled"}, {"threads": 0}, {"intreface": "eth0"}])
@@ -31,7 +31,7 @@ def test_a_wrong_setting_is_refused(wrong: dict[str, object]):
 
 
 def test_collectives_of_other_backends_are_none_of_its_business():
-    assert manyhands_collective(CollectiveRequest("tcp", Collective.BARRIER, "cpu", None, None, 0, 2)) is None
+    assert oneaccord_collective(CollectiveRequest("tcp", Collective.BARRIER, "cpu", None, None, 0, 2)) is None
 
 
 class _Distributed:

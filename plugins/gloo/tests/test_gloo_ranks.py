@@ -1,4 +1,4 @@
-"""Real ranks over the Gloo of torch: what `manyhands check` does not know of. `make test-peers` runs them, and that."""
+"""Real ranks over the Gloo of torch: what `oneaccord check` does not know of. `make test-peers` runs them, and that."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.peers
 
 MODES = {
     "checked": {},
-    "unchecked": {"MANYHANDS_BACKENDS__GLOO__CHECK": "false"},
-    "messages alone": {"MANYHANDS_BACKENDS__GLOO__NATIVE": "false"},
+    "unchecked": {"ONEACCORD_BACKENDS__GLOO__CHECK": "false"},
+    "messages alone": {"ONEACCORD_BACKENDS__GLOO__NATIVE": "false"},
 }
 
 
@@ -26,14 +26,14 @@ def test_every_collective_equals_numpy(tmp_path: Path, mode: str, ranks: int):
 
 def test_gloo_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
     program = """
-    from manyhands.api import Collective, CollectiveRequest
-    from manyhands_gloo.natives import offer
+    from oneaccord.api import Collective, CollectiveRequest
+    from oneaccord_gloo.natives import offer
     import ml_dtypes
 
     def offered(collective, dtype, op=None, even=True, nbytes=800):
         return offer(CollectiveRequest("gloo", collective, "cpu", np.dtype(dtype), op, nbytes, 2, even, bytes(8))) is not None
 
-    with mh.init() as group:
+    with oa.init() as group:
         for name in ("int8", "uint8", "int32", "uint64", "float16", "float32", "float64", ml_dtypes.bfloat16):
             assert offered(Collective.ALL_REDUCE, name, "sum") and offered(Collective.REDUCE, name, "product"), name
         assert offered(Collective.ALL_REDUCE, "bool", "or") and offered(Collective.REDUCE_SCATTER, "int64", "max")
@@ -51,7 +51,7 @@ def test_gloo_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
 
 MISMATCHES = {
     "shape": "attempt(group.all_reduce, np.zeros(4 if rank else 8, np.float32))",
-    "of what only manyhands has": "attempt(group.all_reduce, np.zeros(4, np.int16 if rank == 1 else np.float32))",
+    "of what only oneaccord has": "attempt(group.all_reduce, np.zeros(4, np.int16 if rank == 1 else np.float32))",
 }
 
 
@@ -64,7 +64,7 @@ def test_a_mismatch_is_an_error_on_every_rank_that_says_who_did_what(tmp_path: P
 
 
 def test_ranks_with_different_settings_are_told(tmp_path: Path):
-    program = "mh.init(config={'backends': {'gloo': {'check': os.environ['RANK'] == '0'}}})"
+    program = "oa.init(config={'backends': {'gloo': {'check': os.environ['RANK'] == '0'}}})"
     done = run_ranks(tmp_path, "gloo", program, 2)
     assert "backends.gloo.check is True on rank 0 and False on rank 1" in done.stderr
     assert done.returncode == 1

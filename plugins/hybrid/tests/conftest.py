@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.api import (
+from oneaccord.api import (
     Backend,
     BackendConfig,
     BackendSpec,
@@ -24,12 +24,12 @@ from manyhands.api import (
     Transport,
     hookimpl,
 )
-from manyhands.config.plugins import get_plugin_manager
-from manyhands.runtime.computer import COMPUTER
-from manyhands_hybrid.backend import HybridBackend
-from manyhands_hybrid.config import HybridConfig
-from manyhands_tcp.backend import TcpBackend
-from manyhands_tcp.plugin import TcpConfig
+from oneaccord.config.plugins import get_plugin_manager
+from oneaccord.runtime.computer import COMPUTER
+from oneaccord_hybrid.backend import HybridBackend
+from oneaccord_hybrid.config import HybridConfig
+from oneaccord_tcp.backend import TcpBackend
+from oneaccord_tcp.plugin import TcpConfig
 
 
 class Fake(Backend):
@@ -218,7 +218,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
         class Plugin:
             @hookimpl
-            def manyhands_register_backends(self) -> BackendSpec:
+            def oneaccord_register_backends(self) -> BackendSpec:
                 return BackendSpec(name, "", f"{module.__name__}:make", **spec)
 
         get_plugin_manager().register(Plugin(), name)

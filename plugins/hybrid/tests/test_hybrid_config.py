@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import BackendUnavailableError, ConfigError, install_command
-from manyhands.config import load
+import oneaccord as oa
+from oneaccord.api import BackendUnavailableError, ConfigError, install_command
+from oneaccord.config import load
 
 
 def config(**routes: Any) -> dict[str, Any]:
@@ -52,18 +52,18 @@ def test_without_a_table_of_routes_there_is_nothing_to_compose() -> None:
 
 
 def test_routes_may_stand_in_variables() -> None:
-    variables = {"MANYHANDS_BACKENDS__HYBRID__ROUTES__INTRA": "shm", "MANYHANDS_BACKENDS__HYBRID__ROUTES__INTER": "tcp"}
+    variables = {"ONEACCORD_BACKENDS__HYBRID__ROUTES__INTRA": "shm", "ONEACCORD_BACKENDS__HYBRID__ROUTES__INTER": "tcp"}
     found: Any = load({}, environ=variables).backend_config("hybrid")
     assert (found.routes.intra, found.routes.inter, found.routes.cpu) == ("shm", "tcp", None)
 
 
-def never(group: mh.Group) -> None:
+def never(group: oa.Group) -> None:
     raise AssertionError
 
 
 def test_a_name_that_nobody_has_is_unknown_and_the_nearest_is_told() -> None:
     for outcome in thread_world(never, 2, "hybrid", config=config(cpu="tpc")):
-        assert isinstance(outcome, mh.UnknownBackendError)
+        assert isinstance(outcome, oa.UnknownBackendError)
     assert "there is no backend 'tpc'" in str(outcome)
     assert "did you mean 'tcp'?" in str(outcome)
 
@@ -71,42 +71,42 @@ def test_a_name_that_nobody_has_is_unknown_and_the_nearest_is_told() -> None:
 def test_before_any_rank_starts_a_part_is_looked_for_and_who_names_it_is_told(
     register: Callable[..., str], tmp_path: Path
 ) -> None:
-    broken = register(never, devices=("cuda",), probe=lambda: "there is no GPU", install="pip install manyhands[star]")
-    file = tmp_path / "manyhands.toml"
+    broken = register(never, devices=("cuda",), probe=lambda: "there is no GPU", install="pip install oneaccord[star]")
+    file = tmp_path / "oneaccord.toml"
     file.write_text(f'backend = "hybrid"\n[backends.hybrid.routes]\ncpu = "tcp"\ncuda = "{broken}"\n')
     with pytest.raises(BackendUnavailableError) as caught:
         load(file, environ={}).runnable("hybrid")
     assert str(caught.value) == (
         f"{file}: backends.hybrid.routes.cuda = {broken!r}: the backend {broken!r} of this process cannot run here: there is no GPU; "
-        "try: pip install manyhands[star]"
+        "try: pip install oneaccord[star]"
     )
-    with pytest.raises(mh.UnknownBackendError) as unknown:
-        load(None, environ={"MANYHANDS_BACKENDS__HYBRID__ROUTES__CPU": "tpc"}).runnable("hybrid")
+    with pytest.raises(oa.UnknownBackendError) as unknown:
+        load(None, environ={"ONEACCORD_BACKENDS__HYBRID__ROUTES__CPU": "tpc"}).runnable("hybrid")
     assert str(unknown.value).startswith(
-        "environment variable MANYHANDS_BACKENDS__HYBRID__ROUTES__CPU: backends.hybrid.routes.cpu = 'tpc': there is no backend 'tpc'"
+        "environment variable ONEACCORD_BACKENDS__HYBRID__ROUTES__CPU: backends.hybrid.routes.cpu = 'tpc': there is no backend 'tpc'"
     )
     assert (unknown.value.key, unknown.value.value) == ("backends.hybrid.routes.cpu", "tpc")
 
 
 def test_a_part_that_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.config.plugins import manager
+    from oneaccord.config.plugins import manager
 
     everything = manager.installed
     monkeypatch.setattr(manager, "installed", lambda group: tuple(each for each in everything(group) if each.name != "shm"))
     for outcome in thread_world(never, 2, "hybrid", config=config(cpu="tcp", p2p="shm")):
         assert isinstance(outcome, BackendUnavailableError)
     assert "the backend 'hybrid' should be composed of 'shm'" in str(outcome)
-    assert str(outcome).endswith("install it with: " + install_command("pip install 'manyhands[shm]'"))
+    assert str(outcome).endswith("install it with: " + install_command("pip install 'oneaccord[shm]'"))
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_part_that_cannot_run_is_named_with_its_command(register: Callable[..., str], world_size: int) -> None:
-    broken = register(never, devices=("cuda",), probe=lambda: "there is no GPU", install="pip install manyhands[star]")
+    broken = register(never, devices=("cuda",), probe=lambda: "there is no GPU", install="pip install oneaccord[star]")
     outcomes = thread_world(never, world_size, "hybrid", config=config(cpu="tcp", cuda=broken))
     assert {type(outcome) for outcome in outcomes} == {BackendUnavailableError}
     assert (
         str(outcomes[0])
-        == f"the backend {broken!r} of this process cannot run here: there is no GPU; try: pip install manyhands[star]"
+        == f"the backend {broken!r} of this process cannot run here: there is no GPU; try: pip install oneaccord[star]"
     )
 
 
@@ -121,7 +121,7 @@ def test_a_part_s_own_table_counts(counting: Callable[[str], str]) -> None:
     name = counting("cpu")
     seen = []
 
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         seen.append(group.backend(name)._config.spin_us)
 
     tables = {"hybrid": {"routes": {"cpu": name}}, name: {"spin_us": 7}}
@@ -141,7 +141,7 @@ def test_a_part_s_own_table_counts(counting: Callable[[str], str]) -> None:
 def test_a_part_that_cannot_serve_its_route_is_refused_before_any_is_made(
     bootstrap: Callable[..., Any], routes: dict[str, str], said: str
 ) -> None:
-    from manyhands_hybrid.backend import HybridBackend
+    from oneaccord_hybrid.backend import HybridBackend
 
     given = bootstrap(**routes)
     with pytest.raises(ConfigError) as caught:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from manyhands.api import UnsupportedError
-from manyhands_hybrid.routing import RoutedTransport
+from oneaccord.api import UnsupportedError
+from oneaccord_hybrid.routing import RoutedTransport
 
 Composer = Callable[..., Any]
 
@@ -41,7 +41,7 @@ def test_one_that_raises_keeps_no_other_from_being_aborted_and_closed(composed: 
 
 @pytest.mark.parametrize("sulks", ["", "b"])
 def test_when_one_does_not_start_those_before_it_are_ended_and_its_error_is_raised(bootstrap: Composer, sulks: str) -> None:
-    from manyhands_hybrid.backend import HybridBackend
+    from oneaccord_hybrid.backend import HybridBackend
 
     given = bootstrap(cpu="a", barrier="b", cuda="gpu", fails="gpu", sulks=sulks)
     with pytest.raises(RuntimeError, match="gpu does not start"):

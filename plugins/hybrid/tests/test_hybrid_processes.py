@@ -11,10 +11,10 @@ from support.fault_tools import Nursery, Ranks
 
 def by_place(nursery: Nursery, program: str) -> contextlib.AbstractContextManager[Ranks]:
     variables = {
-        "MANYHANDS_BACKEND": "hybrid",
-        "MANYHANDS_RANKS_PER_HOST": "2",
-        "MANYHANDS_BACKENDS__HYBRID__ROUTES__INTRA": "shm",
-        "MANYHANDS_BACKENDS__HYBRID__ROUTES__INTER": "tcp",
+        "ONEACCORD_BACKEND": "hybrid",
+        "ONEACCORD_RANKS_PER_HOST": "2",
+        "ONEACCORD_BACKENDS__HYBRID__ROUTES__INTRA": "shm",
+        "ONEACCORD_BACKENDS__HYBRID__ROUTES__INTER": "tcp",
     }
     return nursery.ranks(program, 4, **variables)
 
@@ -29,7 +29,7 @@ def by_place(nursery: Nursery, program: str) -> contextlib.AbstractContextManage
 )
 def test_a_killed_rank_is_named_by_all_who_wait(nursery: Nursery, call: str, victim: int) -> None:
     program = f"""
-        with mh.init(timeout_s=20) as group:
+        with oa.init(timeout_s=20) as group:
             group.barrier()
             tell("running")
             {call}
@@ -45,9 +45,9 @@ def test_a_killed_rank_is_named_by_all_who_wait(nursery: Nursery, call: str, vic
 
 def test_ranks_of_several_systems_share_memory_on_each(nursery: Nursery) -> None:
     program = """
-    import manyhands_shm.meeting
-    manyhands_shm.meeting.boot_id = lambda: f"the system of host {rank // 2}"
-    with mh.init(timeout_s=20) as group:
+    import oneaccord_shm.meeting
+    oneaccord_shm.meeting.boot_id = lambda: f"the system of host {rank // 2}"
+    with oa.init(timeout_s=20) as group:
         x = group.empty(300_000)
         x[:] = rank
         total = group.all_reduce(x)

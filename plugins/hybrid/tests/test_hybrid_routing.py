@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from manyhands.api import Damaged, Deadline, HeaderMismatch, LinkLost, Mailbox, Sink, Transfer, Transport
-from manyhands.runtime.computer import COMPUTER
-from manyhands_hybrid import wrapping
-from manyhands_hybrid.routing import RoutedTransport, Way
-from manyhands_hybrid.wrapping import PollingTransport, SharedTransport
+from oneaccord.api import Damaged, Deadline, HeaderMismatch, LinkLost, Mailbox, Sink, Transfer, Transport
+from oneaccord.runtime.computer import COMPUTER
+from oneaccord_hybrid import wrapping
+from oneaccord_hybrid.routing import RoutedTransport, Way
+from oneaccord_hybrid.wrapping import PollingTransport, SharedTransport
 
 HEADER = bytes(64)
 NOTHING = memoryview(b"")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import UsageError
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import UsageError
 
 MIXES: list[dict[str, str]] = [
     {"cpu": "simulated", "p2p": "tcp"},
@@ -25,7 +25,7 @@ def config(routes: dict[str, str], backend: str = "hybrid") -> dict[str, Any]:
     return {"backend": backend, "ranks_per_host": 2, "backends": {"hybrid": {"routes": routes}}}
 
 
-def work(group: mh.Group) -> list[float]:
+def work(group: oa.Group) -> list[float]:
     size, rank = group.world_size, group.rank
     there, back = (rank + 1) % size, (rank - 1) % size
     values = [group.all_reduce(np.full(n, rank + 1.0)).sum() / n for n in (1, 100_000)]
@@ -50,7 +50,7 @@ def test_parts_of_both_worlds_work_together(routes: dict[str, str]) -> None:
 
 
 def test_time_on_the_simulated_part_is_virtual() -> None:
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         group.all_reduce(np.ones(100_000))
 
     run = simulated.run(program, 4, network="fat-tree", config=config(MIXES[0]))
@@ -59,36 +59,36 @@ def test_time_on_the_simulated_part_is_virtual() -> None:
 
 
 def test_who_waits_on_a_socket_lets_virtual_time_pass_until_its_deadline() -> None:
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         if group.rank == 0:
             group.recv(1, timeout_s=0.05)
-        mh.sleep(0.5)
+        oa.sleep(0.5)
 
     run = simulated.run(program, 2, config=config({"cpu": "simulated", "p2p": "tcp"}), check=False)
-    assert isinstance(run.errors[0], mh.DeadlineError)
+    assert isinstance(run.errors[0], oa.DeadlineError)
     assert "recv from rank 1" in str(run.errors[0])
 
 
 def test_a_killed_rank_is_named_by_who_waits_for_it_on_a_socket() -> None:
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         group.barrier()
         if group.rank == 1:
-            mh.sleep(0.01)
+            oa.sleep(0.01)
         group.sendrecv(1.0, 1 - group.rank, 1 - group.rank)
 
     fault = simulated.Kill(rank=1, operation="sleep")
     run = simulated.run(program, 2, config=config({"cpu": "simulated", "p2p": "tcp"}), faults=fault, check=False)
-    assert isinstance(run.errors[0], mh.PeerLostError)
+    assert isinstance(run.errors[0], oa.PeerLostError)
     assert run.errors[0].peer == 1
 
 
 def test_a_mismatch_across_both_ways_is_found() -> None:
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         group.barrier()
         group.all_reduce(np.ones(3 if group.rank else 5))
 
     run = simulated.run(program, 4, config=config({"intra": "simulated", "inter": "tcp"}), check=False)
-    assert {type(error) for error in run.errors.values()} == {mh.CollectiveMismatchError}
+    assert {type(error) for error in run.errors.values()} == {oa.CollectiveMismatchError}
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from support.transport_tools import held
 from support.waiting import PATIENCE_S, until
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import Backend, Bootstrap, Deadline, DeviceChannel
+import oneaccord as oa
+from oneaccord.api import Backend, Bootstrap, Deadline, DeviceChannel
 
 Counting = Callable[[str], str]
 
 
-def run(program: Callable[[mh.Group], Any], size: int, routes: dict[str, str], **config: Any) -> list[Any]:
+def run(program: Callable[[oa.Group], Any], size: int, routes: dict[str, str], **config: Any) -> list[Any]:
     tables = {"hybrid": {"routes": routes}}
     return thread_world(program, size, "hybrid", config={"backend": "hybrid", "backends": tables, **config})
 
@@ -30,7 +30,7 @@ def run(program: Callable[[mh.Group], Any], size: int, routes: dict[str, str], *
 def test_by_place_messages_between_hosts_alone_go_between_hosts(counting: Counting, counter: Any) -> None:
     routes = {"intra": counting("near"), "inter": counting("far")}
 
-    def neighbours(group: mh.Group) -> list[int]:
+    def neighbours(group: oa.Group) -> list[int]:
         host = group.rank // 2 * 2
         with group.split(host) as near:
             found = [near.all_gather(np.array([group.rank])).tolist()]
@@ -41,7 +41,7 @@ def test_by_place_messages_between_hosts_alone_go_between_hosts(counting: Counti
     assert (set(counter.sent), counter.worlds) == ({"near"}, {"near": {2}, "far": {4}})
     counter.sent.clear()
 
-    def across(group: mh.Group) -> list[int]:
+    def across(group: oa.Group) -> list[int]:
         with group.split(group.rank % 2) as far:
             found = [far.all_gather(np.array([group.rank])).tolist()]
         group.sendrecv(np.ones(3), group.rank ^ 2, group.rank ^ 2)
@@ -55,7 +55,7 @@ def test_by_place_a_large_all_reduce_is_hierarchical_and_spares_the_way_between_
     nbytes = 1 << 20
     carriers = []
 
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         assert (group.all_reduce(np.full(nbytes // 8, group.rank + 1.0)) == 36).all()
         carriers.append({prepared.carrier for prepared in group._paths.host.plans.made.values()})
 
@@ -71,7 +71,7 @@ def test_by_place_barriers_go_by_the_part_that_is_named_for_them(counting: Count
     routes = {"intra": counting("intra"), "inter": counting("inter")}
     routes["barrier"] = routes[barrier]
 
-    def program(group: mh.Group) -> int:
+    def program(group: oa.Group) -> int:
         for _ in range(5):  # from the second on it is a shortcut, where there is one
             group.barrier()
         return int(group.all_reduce(group.rank))
@@ -85,7 +85,7 @@ def test_by_place_barriers_go_by_the_part_that_is_named_for_them(counting: Count
 def test_barriers_and_messages_have_routes_of_their_own(counting: Counting, counter: Any) -> None:
     routes = {"cpu": counting("cpu"), "barrier": counting("barrier"), "p2p": counting("p2p")}
 
-    def program(group: mh.Group) -> int:
+    def program(group: oa.Group) -> int:
         counts = []
         exchange = partial(group.sendrecv, 1.0, 1 - group.rank, 1 - group.rank)
         for call in (partial(group.all_reduce, 1.0), group.barrier, exchange, partial(group.broadcast, 1.0, 0), group.barrier):
@@ -103,18 +103,18 @@ def test_barriers_and_messages_have_routes_of_their_own(counting: Counting, coun
 
 
 def test_a_barrier_that_others_do_not_make_is_found_although_it_goes_another_way() -> None:
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         if group.rank == 0:
             group.barrier()
         else:
             group.all_reduce(np.ones(3))
 
     for outcome in run(program, 3, {"cpu": "tcp", "barrier": "shm"}):
-        assert isinstance(outcome, mh.CollectiveMismatchError), outcome
+        assert isinstance(outcome, oa.CollectiveMismatchError), outcome
 
 
 def test_barriers_take_their_shortcut_by_their_own_transport() -> None:
-    def program(group: mh.Group) -> tuple[bool, int]:
+    def program(group: oa.Group) -> tuple[bool, int]:
         total = 0
         for _ in range(5):
             group.barrier()
@@ -130,7 +130,7 @@ def test_barriers_take_their_shortcut_by_their_own_transport() -> None:
 def test_a_group_that_is_closed_gives_back_all_its_ways(counting: Counting, counter: Any, *, place: bool) -> None:
     routes = {"intra": counting("near"), "inter": counting("far")} if place else {"cpu": counting("cpu")}
 
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         group.barrier()
         group.sendrecv(1.0, group.rank ^ 1, group.rank ^ 1)
         for _ in range(3):
@@ -148,7 +148,7 @@ def test_a_group_that_is_closed_gives_back_all_its_ways(counting: Counting, coun
 
 
 def test_a_mismatch_on_another_host_names_ranks_of_the_world() -> None:
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         with group.split(group.rank // 2) as near:
             near.barrier()
             if group.rank == 3:
@@ -159,14 +159,14 @@ def test_a_mismatch_on_another_host_names_ranks_of_the_world() -> None:
 
     outcomes = run(program, 4, {"intra": "shm", "inter": "tcp"}, ranks_per_host=2)
     for outcome in outcomes:
-        assert isinstance(outcome, mh.CollectiveMismatchError)
+        assert isinstance(outcome, oa.CollectiveMismatchError)
         assert outcome.peer in (2, 3)
         assert any(f"rank {there} sent it a message" in str(outcome) for there in (2, 3))
 
 
 def test_a_world_of_one_makes_what_serves_gpus_alone(register: Callable[..., str], counting: Counting, counter: Any) -> None:
     gpu, cpu = register(lambda bootstrap: Silent(), devices=("cuda",)), counting("cpu")
-    with mh.init("hybrid", config={"backends": {"hybrid": {"routes": {"cpu": cpu, "cuda": gpu}}}}) as group:
+    with oa.init("hybrid", config={"backends": {"hybrid": {"routes": {"cpu": cpu, "cuda": gpu}}}}) as group:
         group.barrier()
         assert (int(group.all_reduce(5)), len(group.empty(7))) == (5, 7)
         assert isinstance(group.backend(gpu), Silent)
@@ -198,7 +198,7 @@ def descriptors() -> set[str]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # another thread has closed it meanwhile
             found.add(f"{entry.readlink()} {entry.stat(follow_symlinks=True).st_ino}")
-    return {each for each in found if each.startswith(("socket:", "/memfd:manyhands"))}
+    return {each for each in found if each.startswith(("socket:", "/memfd:oneaccord"))}
 
 
 class Left:
@@ -206,14 +206,14 @@ class Left:
 
     def __init__(self) -> None:
         gc.collect()
-        self._maps = held("manyhands-shm")[1]
+        self._maps = held("oneaccord-shm")[1]
         self._descriptors, self._threads = descriptors(), set(threading.enumerate())
 
     def nothing(self) -> bool:
         """Return whether it is nothing."""
         gc.collect()
-        threads = [each for each in set(threading.enumerate()) - self._threads if each.name.startswith("manyhands")]
-        return held("manyhands-shm")[1] <= self._maps and not threads and not descriptors() - self._descriptors
+        threads = [each for each in set(threading.enumerate()) - self._threads if each.name.startswith("oneaccord")]
+        return held("oneaccord-shm")[1] <= self._maps and not threads and not descriptors() - self._descriptors
 
 
 @pytest.mark.parametrize("failing", [(0, 1, 2, 3), (2,)])
@@ -223,7 +223,7 @@ def test_when_the_last_part_does_not_start_nothing_is_left_of_the_others(
     def create(bootstrap: Bootstrap) -> Any:
         bootstrap.exchange("all here", b"")
         if bootstrap.rank in failing:
-            raise mh.UnsupportedError(f"no such thing on rank {bootstrap.rank}")
+            raise oa.UnsupportedError(f"no such thing on rank {bootstrap.rank}")
         bootstrap.exchange("all well", b"")
         raise AssertionError
 
@@ -234,15 +234,15 @@ def test_when_the_last_part_does_not_start_nothing_is_left_of_the_others(
     outcomes = run(print, 4, routes, ranks_per_host=2)
     for rank in failing:
         assert str(outcomes[rank]) == f"no such thing on rank {rank}"
-        assert type(outcomes[rank]) is mh.UnsupportedError
+        assert type(outcomes[rank]) is oa.UnsupportedError
     for rank in set(range(4)).difference(failing):
-        assert isinstance(outcomes[rank], mh.AbortedError)
+        assert isinstance(outcomes[rank], oa.AbortedError)
     del outcomes
     until(left.nothing)
 
 
 def test_nothing_is_left_of_a_job_that_ended_well() -> None:
-    def program(group: mh.Group) -> None:
+    def program(group: oa.Group) -> None:
         with group.split(group.rank % 2) as part:
             part.all_reduce(np.ones(100_000))
         group.sendrecv(np.ones(100_000), group.rank ^ 1, group.rank ^ 1)
@@ -298,13 +298,13 @@ def test_who_is_missed_in_an_exchange_of_a_part_is_told_with_the_part_s_name(reg
     gone = threading.Event()
     name = register(create)
     outcome = run(print, 2, {"cpu": name})[0]
-    assert isinstance(outcome, mh.DeadlineError)
+    assert isinstance(outcome, oa.DeadlineError)
     assert f"{name}, cards" in str(outcome)
 
 
 def test_a_part_of_some_ranks_that_does_not_start_says_whom_it_means(register: Callable[..., str]) -> None:
     def create(bootstrap: Bootstrap) -> Any:
-        raise mh.UnsupportedError(f"rank {bootstrap.rank} cannot")
+        raise oa.UnsupportedError(f"rank {bootstrap.rank} cannot")
 
     near = register(create)
     outcomes = run(print, 4, {"intra": near, "inter": "tcp"}, ranks_per_host=2)

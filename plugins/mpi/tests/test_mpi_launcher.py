@@ -1,4 +1,4 @@
-"""``manyhands run --backend mpi`` around an mpiexec: here a shell script that starts ranks as mpiexec does, without MPI."""
+"""``oneaccord run --backend mpi`` around an mpiexec: here a shell script that starts ranks as mpiexec does, without MPI."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from support.waiting import PATIENCE_S, until
 
-from manyhands.api import BackendUnavailableError, LaunchRequest
-from manyhands_mpi import launcher
-from manyhands_mpi.command import FAMILIES, family_of, rank_command, spans_hosts, variables
-from manyhands_mpi.config import MpiConfig
-from manyhands_mpi.launcher import launch
+from oneaccord.api import BackendUnavailableError, LaunchRequest
+from oneaccord_mpi import launcher
+from oneaccord_mpi.command import FAMILIES, family_of, rank_command, spans_hosts, variables
+from oneaccord_mpi.config import MpiConfig
+from oneaccord_mpi.launcher import launch
 
 MPIEXEC = """#!/bin/sh
 [ "$1" = --version ] && { echo "HYDRA build details: of a test"; exit 0; }
@@ -80,43 +80,43 @@ def test_without_prefix_the_output_is_what_mpiexec_makes_of_it(tmp_path, mpiexec
 
 
 def test_on_several_hosts_the_users_place_to_meet_is_passed_on(tmp_path, mpiexec, capfd, monkeypatch):
-    monkeypatch.setenv("MANYHANDS_RENDEZVOUS", "node1:29500")
+    monkeypatch.setenv("ONEACCORD_RENDEZVOUS", "node1:29500")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    assert launch(request(tmp_path, "print(os.environ['MANYHANDS_RENDEZVOUS'])", 1, prefix=False)) == 0
+    assert launch(request(tmp_path, "print(os.environ['ONEACCORD_RENDEZVOUS'])", 1, prefix=False)) == 0
     assert capfd.readouterr().out == "node1:29500\n"
 
 
 def test_ranks_get_the_chosen_configuration_a_secret_and_a_place_to_meet(tmp_path, mpiexec, capfd, monkeypatch):
     monkeypatch.setenv("RANK", "7")
-    monkeypatch.setenv("MANYHANDS_RENDEZVOUS", "elsewhere:1")
-    monkeypatch.delenv("MANYHANDS_SECRET", raising=False)
-    program = "print(json.dumps({name: value for name, value in os.environ.items() if name.startswith(('MANY', 'RANK'))}))"
-    assert launch(request(tmp_path, program, 1, prefix=False, MANYHANDS_BACKEND="mpi")) == 0
+    monkeypatch.setenv("ONEACCORD_RENDEZVOUS", "elsewhere:1")
+    monkeypatch.delenv("ONEACCORD_SECRET", raising=False)
+    program = "print(json.dumps({name: value for name, value in os.environ.items() if name.startswith(('ONEA', 'RANK'))}))"
+    assert launch(request(tmp_path, program, 1, prefix=False, ONEACCORD_BACKEND="mpi")) == 0
     seen = json.loads(capfd.readouterr().out)
-    assert seen["MANYHANDS_BACKEND"] == "mpi"
-    assert seen["MANYHANDS_RENDEZVOUS"].startswith("127.0.0.1:")
-    assert len(seen["MANYHANDS_SECRET"]) == 64
+    assert seen["ONEACCORD_BACKEND"] == "mpi"
+    assert seen["ONEACCORD_RENDEZVOUS"].startswith("127.0.0.1:")
+    assert len(seen["ONEACCORD_SECRET"]) == 64
     assert "RANK" not in seen
-    assert Path(seen["MANYHANDS_ERROR_FILE"]).name == "0.json"
-    assert not Path(seen["MANYHANDS_ERROR_FILE"]).parent.exists(), "nothing is left behind"
+    assert Path(seen["ONEACCORD_ERROR_FILE"]).name == "0.json"
+    assert not Path(seen["ONEACCORD_ERROR_FILE"]).parent.exists(), "nothing is left behind"
     assert "-disable-auto-cleanup -n 1" in (mpiexec.parent / "called").read_text(encoding="utf-8")
 
 
 def test_the_rank_that_failed_by_itself_is_named_and_its_error_is_shown_last(tmp_path, mpiexec, capfd):
     program = """
 record = {"rank": rank, "type": "X", "message": "", "traceback": f"the story of rank {rank}", "time": 10.0 - rank, "secondary": rank != 1}
-open(os.environ["MANYHANDS_ERROR_FILE"], "w").write(json.dumps(record))
+open(os.environ["ONEACCORD_ERROR_FILE"], "w").write(json.dumps(record))
 sys.exit(3 + rank)
 """
     assert launch(request(tmp_path, program, 3)) == 4
     err = capfd.readouterr().err
-    assert "manyhands run: rank 1 failed first: exit code 4\nmanyhands run: ranks 0, 2 failed after it\n" in err
+    assert "oneaccord run: rank 1 failed first: exit code 4\noneaccord run: ranks 0, 2 failed after it\n" in err
     assert err.endswith("the story of rank 1\n")
 
 
 def test_a_signal_that_ended_a_rank_is_named(tmp_path, mpiexec, capfd):
     assert launch(request(tmp_path, "os.kill(os.getpid(), 9) if rank else None")) == 137
-    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in capfd.readouterr().err
+    assert "oneaccord run: rank 1 failed first: killed by SIGKILL" in capfd.readouterr().err
 
 
 def test_ranks_that_go_on_when_one_has_failed_are_ended(tmp_path, mpiexec, capfd, monkeypatch):
@@ -130,7 +130,7 @@ def start(made: LaunchRequest, **variables: str) -> subprocess.Popen[str]:
     """Start the launcher in a process of its own; return it once both ranks have printed "up"."""
     code = (
         f"import sys; sys.prefix = {sys.prefix!r}\n"
-        "from manyhands.api import LaunchRequest; from manyhands_mpi.launcher import launch\n"
+        "from oneaccord.api import LaunchRequest; from oneaccord_mpi.launcher import launch\n"
         f"sys.exit(launch(LaunchRequest({made.target!r}, False, (), 2, 'mpi', {{}}, True)))"
     )
     environ = os.environ | variables
@@ -212,8 +212,8 @@ def test_several_hosts_are_seen_in_options_and_allocations(command, environ, sev
 
 
 def test_an_outer_launchers_words_do_not_reach_the_ranks():
-    outer = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MANYHANDS_RANK": "3", "HOME": "/h"}
-    assert variables(outer, {"MANYHANDS_BACKEND": "mpi"}) == {"HOME": "/h", "MANYHANDS_BACKEND": "mpi"}
+    outer = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "ONEACCORD_RANK": "3", "HOME": "/h"}
+    assert variables(outer, {"ONEACCORD_BACKEND": "mpi"}) == {"HOME": "/h", "ONEACCORD_BACKEND": "mpi"}
 
 
 def test_on_a_host_without_the_notes_a_rank_runs_all_the_same(tmp_path):

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-import manyhands as mh
-from manyhands.api import BackendUnavailableError, Collective, CollectiveRequest
-from manyhands_mpi import finding, library
-from manyhands_mpi.config import MpiConfig
-from manyhands_mpi.finding import find_mpiexec, missing
-from manyhands_mpi.plugin import manyhands_collective
+import oneaccord as oa
+from oneaccord.api import BackendUnavailableError, Collective, CollectiveRequest
+from oneaccord_mpi import finding, library
+from oneaccord_mpi.config import MpiConfig
+from oneaccord_mpi.finding import find_mpiexec, missing
+from oneaccord_mpi.plugin import oneaccord_collective
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_the_probe_says_that_mpi4py_is_missing(nowhere: Path, monkeypatch: pytes
 def test_a_world_of_one_needs_mpi_where_it_is_asked_for(nowhere: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(finding, "find_spec", lambda _: None)
     with pytest.raises(BackendUnavailableError, match=r"'mpi' .* cannot run here: mpi4py is not installed; try: pip install"):
-        mh.init(backend="mpi")
+        oa.init(backend="mpi")
 
 
 def test_the_probe_says_that_a_library_is_missing_and_what_brings_one(mpi4py: Path):
@@ -88,7 +88,7 @@ def test_a_wrong_setting_is_refused(wrong: dict[str, object]):
 
 def test_nothing_is_offered_to_other_backends_and_without_one():
     for name in ("tcp", "mpi"):
-        assert manyhands_collective(CollectiveRequest(name, Collective.BARRIER, "cpu", None, None, 0, 2)) is None
+        assert oneaccord_collective(CollectiveRequest(name, Collective.BARRIER, "cpu", None, None, 0, 2)) is None
 
 
 def test_a_library_that_cannot_be_loaded_is_told_in_words(monkeypatch: pytest.MonkeyPatch):

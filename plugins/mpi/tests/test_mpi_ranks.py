@@ -1,4 +1,4 @@
-"""Real ranks over a real MPI: what `manyhands check` does not know of. `make test-peers` runs them, and that, with each MPI."""
+"""Real ranks over a real MPI: what `oneaccord check` does not know of. `make test-peers` runs them, and that, with each MPI."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from support import peer_worlds
 from support.peer_worlds import mismatched, names_both_calls, run_ranks, well
 from support.worlds import free_port
 
-from manyhands_mpi.command import family_of, is_root
-from manyhands_mpi.finding import find_mpiexec
+from oneaccord_mpi.command import family_of, is_root
+from oneaccord_mpi.finding import find_mpiexec
 
 pytestmark = pytest.mark.peers
 
 MODES = {
     "polled": {},
-    "unchecked": {"MANYHANDS_BACKENDS__MPI__CHECK": "false"},
-    "blocking": {"MANYHANDS_BACKENDS__MPI__NATIVE": "blocking"},
-    "off": {"MANYHANDS_BACKENDS__MPI__NATIVE": "off"},
+    "unchecked": {"ONEACCORD_BACKENDS__MPI__CHECK": "false"},
+    "blocking": {"ONEACCORD_BACKENDS__MPI__NATIVE": "blocking"},
+    "off": {"ONEACCORD_BACKENDS__MPI__NATIVE": "off"},
 }
 
 
@@ -64,14 +64,14 @@ def test_a_world_of_the_users_own_mpiexec_ends_when_a_rank_does(tmp_path: Path, 
 
 def test_mpi_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
     program = """
-    from manyhands.api import Collective, CollectiveRequest
-    from manyhands_mpi.natives import offer
+    from oneaccord.api import Collective, CollectiveRequest
+    from oneaccord_mpi.natives import offer
     import ml_dtypes
 
     def offered(collective, dtype, op=None, even=True, nbytes=800):
         return offer(CollectiveRequest("mpi", collective, "cpu", np.dtype(dtype), op, nbytes, 2, even, bytes(8))) is not None
 
-    with mh.init() as group:
+    with oa.init() as group:
         for op in ("sum", "product"):
             for name in "int32 uint64 float32 float64 longdouble".split():
                 assert offered(Collective.ALL_REDUCE, name, op), (op, name)
@@ -91,7 +91,7 @@ def test_mpi_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
 
 MISMATCHES = {
     "shape": "attempt(group.all_reduce, np.zeros(4 if rank else 8, np.float32))",
-    "of what only manyhands has": "attempt(group.all_reduce, np.zeros(4, np.float16 if rank == 1 else np.float32))",
+    "of what only oneaccord has": "attempt(group.all_reduce, np.zeros(4, np.float16 if rank == 1 else np.float32))",
 }
 
 
@@ -123,8 +123,8 @@ attempt(group.barrier)
     }[where]
     done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3)
     assert len(re.findall(r"PeerLostError after [0-9.]+ s: rank 1 was lost", done.stdout)) == 2, done.stdout + done.stderr
-    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
-    assert re.search(r"manyhands run: ranks? [02].* failed after it", done.stderr), "they came to their end by themselves"
+    assert "oneaccord run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
+    assert re.search(r"oneaccord run: ranks? [02].* failed after it", done.stderr), "they came to their end by themselves"
     assert done.returncode == 137
 
 
@@ -132,13 +132,13 @@ def test_an_exception_is_shown_last_and_its_rank_is_named(tmp_path: Path):
     program = "if rank == 2:\n    raise RuntimeError('on its own')\nattempt(group.barrier)"
     done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3)
     assert len(re.findall(r"AbortedError after [0-9.]+ s: rank 2 ended with RuntimeError: on its own", done.stdout)) == 2
-    assert "manyhands run: rank 2 failed first: exit code 1" in done.stderr
+    assert "oneaccord run: rank 2 failed first: exit code 1" in done.stderr
     assert done.stderr.rstrip().endswith("RuntimeError: on its own")
     assert done.returncode == 1
 
 
 def test_an_exit_code_is_passed_on(tmp_path: Path):
-    done = run_ranks(tmp_path, "mpi", "group = mh.init()\ngroup.barrier()\nsys.exit(5 if group.rank == 1 else 0)", 2)
+    done = run_ranks(tmp_path, "mpi", "group = oa.init()\ngroup.barrier()\nsys.exit(5 if group.rank == 1 else 0)", 2)
     assert done.returncode == 5, done.stderr
 
 
@@ -148,11 +148,11 @@ if rank == 1:
     signal.raise_signal(signal.SIGSTOP)
 attempt(group.all_reduce, np.ones(1 << 20), timeout_s=2)
 """
-    variables = {"MANYHANDS_BACKENDS__MPI__CHECK": "false", "MANYHANDS_BACKENDS__MPI__NATIVE": "blocking"}
+    variables = {"ONEACCORD_BACKENDS__MPI__CHECK": "false", "ONEACCORD_BACKENDS__MPI__NATIVE": "blocking"}
     began = time.monotonic()
     done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3, **variables)
     assert done.returncode != 0
-    assert re.search(r"manyhands: rank [02] is stuck in allreduce of MPI, which cannot be interrupted", done.stderr), (
+    assert re.search(r"oneaccord: rank [02] is stuck in allreduce of MPI, which cannot be interrupted", done.stderr), (
         done.stderr
     )
     assert time.monotonic() - began < 40
@@ -162,7 +162,7 @@ def test_ranks_with_different_settings_are_told(tmp_path: Path):
     program = """
     import os
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK"))
-    mh.init(config={"backends": {"mpi": {"check": rank == 0}}})
+    oa.init(config={"backends": {"mpi": {"check": rank == 0}}})
     """
     done = run_ranks(tmp_path, "mpi", textwrap.dedent(program), 2)
     assert "backends.mpi.check is True on rank 0 and False on rank 1" in done.stderr
@@ -170,10 +170,10 @@ def test_ranks_with_different_settings_are_told(tmp_path: Path):
 
 
 def test_ranks_that_mpiexec_did_not_start_are_told_how_to_start(tmp_path: Path):
-    program = "mh.init(rank=0 if os.environ['WHO'] == '0' else 1, world_size=2)"
+    program = "oa.init(rank=0 if os.environ['WHO'] == '0' else 1, world_size=2)"
     script = tmp_path / "alone.py"
-    script.write_text("import os\nimport manyhands as mh\n" + program, encoding="utf-8")
-    environ = os.environ | {"MANYHANDS_BACKEND": "mpi", "MANYHANDS_RENDEZVOUS": f"127.0.0.1:{free_port()}"}
+    script.write_text("import os\nimport oneaccord as oa\n" + program, encoding="utf-8")
+    environ = os.environ | {"ONEACCORD_BACKEND": "mpi", "ONEACCORD_RENDEZVOUS": f"127.0.0.1:{free_port()}"}
     both = [
         subprocess.Popen([sys.executable, str(script)], env=environ | {"WHO": str(who)}, stderr=subprocess.PIPE, text=True)
         for who in range(2)
@@ -182,6 +182,6 @@ def test_ranks_that_mpiexec_did_not_start_are_told_how_to_start(tmp_path: Path):
         _, err = process.communicate(timeout=50)
         assert process.returncode == 1
         assert (
-            "rank 0 is in an MPI world of 1, and the job has 2 ranks: start all ranks with one `manyhands run --backend mpi -n 2`"
+            "rank 0 is in an MPI world of 1, and the job has 2 ranks: start all ranks with one `oneaccord run --backend mpi -n 2`"
             in err
         )

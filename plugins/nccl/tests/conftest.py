@@ -14,11 +14,11 @@ from support.fake_gpu.fake_nccl import FakeNccl
 from support.fake_gpu.through_nccl4py import BINDINGS, install
 from support.worlds import must, on_threads
 
-from manyhands.api import Deadline, DeviceMeeting, Launch
-from manyhands_nccl import communicator
-from manyhands_nccl.backend import NcclBackend, create
-from manyhands_nccl.channel import NcclChannel
-from manyhands_nccl.plugin import NcclConfig
+from oneaccord.api import Deadline, DeviceMeeting, Launch
+from oneaccord_nccl import communicator
+from oneaccord_nccl.backend import NcclBackend, create
+from oneaccord_nccl.channel import NcclChannel
+from oneaccord_nccl.plugin import NcclConfig
 
 
 class OnHosts(ThreadBootstrap):

@@ -10,8 +10,8 @@ import pytest
 from support.fake_gpu import fake_cuda, fake_cupy
 from support.worlds import must
 
-from manyhands.api import BackendUnavailableError, Collective, ConfigError, DeviceCall, DeviceFailure, UnsupportedError
-from manyhands_nccl import backend as room
+from oneaccord.api import BackendUnavailableError, Collective, ConfigError, DeviceCall, DeviceFailure, UnsupportedError
+from oneaccord_nccl import backend as room
 
 SHARING = "; several ranks on one GPU need NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"
 

@@ -10,7 +10,7 @@ import pytest
 from support.bootstraps import ThreadBootstrap
 from support.fake_gpu import fake_cuda, fake_cupy
 
-from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting, UnsupportedError
+from oneaccord.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting, UnsupportedError
 
 F4 = np.dtype("f4")
 SUM = DeviceCall(Collective.ALL_REDUCE, F4, 4, op="sum")

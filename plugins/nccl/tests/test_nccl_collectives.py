@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from manyhands.api import Collective, DeviceCall
+from oneaccord.api import Collective, DeviceCall
 
 REDUCED = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"]
 MOVED = ["bool", "int16", "uint16", "longdouble", "complex64", "complex128", "float8_e4m3fn", "float8_e3m4", *REDUCED]

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from manyhands.api import UnsupportedError
-from manyhands_nccl.dtypes import Abilities, Wire, named, wire_of
+from oneaccord.api import UnsupportedError
+from oneaccord_nccl.dtypes import Abilities, Wire, named, wire_of
 
 NOW = Abilities(23203, (9, 0))
 HOST = 'copy it to the host and reduce it there, or let gpu_fallback = "host" do so'

@@ -10,10 +10,10 @@ from support.fake_gpu import fake_cuda, fake_cupy
 from support.waiting import until
 from support.worlds import must, on_threads
 
-from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting
-from manyhands_nccl import communicator, plugin
-from manyhands_nccl._cuda import load as load_cuda
-from manyhands_nccl.communicator import destroy_revoked
+from oneaccord.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting
+from oneaccord_nccl import communicator, plugin
+from oneaccord_nccl._cuda import load as load_cuda
+from oneaccord_nccl.communicator import destroy_revoked
 
 F4 = np.dtype("f4")
 SUM = DeviceCall(Collective.ALL_REDUCE, F4, 4, op="sum")
@@ -26,7 +26,7 @@ def ones(rank):
 
 def ends():
     """The threads that end communicators."""
-    return [thread for thread in threading.enumerate() if thread.name == "manyhands nccl end"]
+    return [thread for thread in threading.enumerate() if thread.name == "oneaccord nccl end"]
 
 
 def aborting(nccl, backend, name):

@@ -10,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 from support.fake_gpu import fake_cupy
 
-from manyhands.api import BackendUnavailableError, ConfigError, install_command
-from manyhands.config import load
-from manyhands_nccl import _cuda, _nccl, diagnosis, plugin
-from manyhands_nccl.diagnosis import diagnose
-from manyhands_nccl.plugin import INSTALL, manyhands_register_backends
+from oneaccord.api import BackendUnavailableError, ConfigError, install_command
+from oneaccord.config import load
+from oneaccord_nccl import _cuda, _nccl, diagnosis, plugin
+from oneaccord_nccl.diagnosis import diagnose
+from oneaccord_nccl.plugin import INSTALL, oneaccord_register_backends
 
 
 def without(monkeypatch, *packages):
@@ -33,9 +33,9 @@ def without(monkeypatch, *packages):
 
 
 def test_the_description_says_what_the_backend_is():
-    spec = manyhands_register_backends()
+    spec = oneaccord_register_backends()
     assert (spec.name, spec.devices, spec.capabilities, spec.auto_priority) == ("nccl", ("cuda",), frozenset(), None)
-    assert spec.install == "pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
+    assert spec.install == "pip install 'oneaccord[nccl]', or 'oneaccord[nccl-cuda13]' for CUDA 13"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from support.bootstraps import ThreadBootstrap
 from support.worlds import must, on_threads
 
-from manyhands_shm.backend import ShmBackend
-from manyhands_shm.plugin import ShmConfig
+from oneaccord_shm.backend import ShmBackend
+from oneaccord_shm.plugin import ShmConfig
 
 Backends = Callable[..., list[ShmBackend]]
 

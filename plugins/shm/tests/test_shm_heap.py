@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.transport_tools import connected, finish
 
-from manyhands.api import HEADER_BYTES, Deadline
-from manyhands_shm.heap import Heap
-from manyhands_shm.segment import MOST_SLOT_BYTES, PAGE, Segment
+from oneaccord.api import HEADER_BYTES, Deadline
+from oneaccord_shm.heap import Heap
+from oneaccord_shm.segment import MOST_SLOT_BYTES, PAGE, Segment
 
 MIB = 1 << 20
 

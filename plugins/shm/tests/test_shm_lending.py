@@ -12,11 +12,11 @@ import pytest
 from support.transport_tools import connected, finish
 from support.worlds import must, on_threads
 
-from manyhands.api import HEADER_BYTES, LinkLost, Transfer, Transport
-from manyhands_shm import kernel
-from manyhands_shm.backend import _LENT_BYTES
-from manyhands_shm.lender import Lender, can_lend
-from manyhands_shm.segment import PAGE, Segment
+from oneaccord.api import HEADER_BYTES, LinkLost, Transfer, Transport
+from oneaccord_shm import kernel
+from oneaccord_shm.backend import _LENT_BYTES
+from oneaccord_shm.lender import Lender, can_lend
+from oneaccord_shm.segment import PAGE, Segment
 
 MIB = 1 << 20
 HEADER = bytes(range(HEADER_BYTES))

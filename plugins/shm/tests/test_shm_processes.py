@@ -13,7 +13,7 @@ from support.transport_tools import held
 from support.waiting import until
 from support.worlds import must, thread_world
 
-from manyhands.api import Group
+from oneaccord.api import Group
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ from manyhands.api import Group
 )
 def test_a_killed_rank_is_named_by_all_who_wait(nursery: Nursery, call: str, victim: int) -> None:
     program = f"""
-        with mh.init(timeout_s=20) as group:
+        with oa.init(timeout_s=20) as group:
             group.barrier()
             tell("running", backend=group.backend_name)
             {call}
     """
-    with nursery.ranks(program, MANYHANDS_BACKEND="shm") as ranks:
+    with nursery.ranks(program, ONEACCORD_BACKEND="shm") as ranks:
         running = ranks.start().await_facts("running")
         assert {fact["backend"] for fact in running} == {"shm"}
         ranks.signal(victim, signal.SIGKILL)
@@ -46,12 +46,12 @@ def test_memory_that_peers_read_fits_into_limited_addresses(nursery: Nursery) ->
     program = """
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-        with mh.init(timeout_s=30) as group:
+        with oa.init(timeout_s=30) as group:
             x = group.empty(1 << 20)
             x[...] = rank + 1
             tell("sum", sum=float(group.all_reduce(x, out=x)[-1]))
     """
-    with nursery.ranks(program, 2, MANYHANDS_BACKEND="shm") as ranks:
+    with nursery.ranks(program, 2, ONEACCORD_BACKEND="shm") as ranks:
         assert [fact["sum"] for fact in ranks.start().await_facts("sum")] == [3.0, 3.0]
         assert ranks.wait() == {0: 0, 1: 0}
 
@@ -59,7 +59,7 @@ def test_memory_that_peers_read_fits_into_limited_addresses(nursery: Nursery) ->
 def test_a_rank_without_addresses_for_the_memory_of_another_says_so(nursery: Nursery) -> None:
     program = """
         import resource
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         x = group.empty(1 << 20) if rank == 0 else np.empty(1 << 20)
         x[...] = 1
         group.barrier()
@@ -68,7 +68,7 @@ def test_a_rank_without_addresses_for_the_memory_of_another_says_so(nursery: Nur
             resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
         attempt(group.all_reduce, x)
     """
-    with nursery.ranks(program, 2, MANYHANDS_BACKEND="shm") as ranks:
+    with nursery.ranks(program, 2, ONEACCORD_BACKEND="shm") as ranks:
         failures = ranks.start().raised()
     assert {rank: failure["type"] for rank, failure in failures.items()} == {0: "AbortedError", 1: "OutOfMemoryError"}
     assert "ulimit -v" in failures[1]["text"]
@@ -83,7 +83,7 @@ def test_groups_that_are_closed_leave_nothing() -> None:
     def program(group: Group) -> None:
         use(group)
         together.wait(30)
-        before = held("manyhands-shm")
+        before = held("oneaccord-shm")
         together.wait(30)
         for _ in range(5):
             with group.split(0) as part:
@@ -92,7 +92,7 @@ def test_groups_that_are_closed_leave_nothing() -> None:
 
         def is_as_before() -> bool:
             gc.collect()
-            return all(now <= then for now, then in zip(held("manyhands-shm"), before, strict=True))
+            return all(now <= then for now, then in zip(held("oneaccord-shm"), before, strict=True))
 
         until(is_as_before)
         together.wait(30)
@@ -103,18 +103,18 @@ def test_groups_that_are_closed_leave_nothing() -> None:
 
 def test_a_forked_child_does_not_disturb_its_parent(nursery: Nursery) -> None:
     program = """
-        with mh.init(timeout_s=20) as group:
+        with oa.init(timeout_s=20) as group:
             group.all_reduce(np.ones(10))
             child = os.fork()
             if not child:
-                assert not any("manyhands-shm" in os.readlink(f"/proc/self/fd/{fd}")
+                assert not any("oneaccord-shm" in os.readlink(f"/proc/self/fd/{fd}")
                                for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}"))
                 del group
                 os._exit(0)
             code = os.waitpid(child, 0)[1]
             tell("done", total=float(group.all_reduce(np.ones(10))[0]), code=code)
     """
-    with nursery.ranks(program, 2, MANYHANDS_BACKEND="shm") as ranks:
+    with nursery.ranks(program, 2, ONEACCORD_BACKEND="shm") as ranks:
         for fact in ranks.start().await_facts("done"):
             assert (fact["total"], fact["code"]) == (2.0, 0)
 
@@ -123,30 +123,30 @@ def test_auto_takes_what_starts_on_all_ranks(nursery: Nursery) -> None:
     program = """
         import contextlib
         from unittest import mock
-        import manyhands.job.autobackend
-        import manyhands_shm.backend, manyhands_shm.plugin
-        from manyhands_shm.segment import CannotOpenError, Segment
+        import oneaccord.job.autobackend
+        import oneaccord_shm.backend, oneaccord_shm.plugin
+        from oneaccord_shm.segment import CannotOpenError, Segment
 
-        class Late(manyhands_shm.backend.ShmBackend):
+        class Late(oneaccord_shm.backend.ShmBackend):
             def __init__(self, bootstrap):
                 super().__init__(bootstrap)
                 self.close()
-                raise mh.BackendUnavailableError("not on this rank")
+                raise oa.BackendUnavailableError("not on this rank")
 
         cases = {
             "all on one host": contextlib.nullcontext(),
-            "one cannot run it": mock.patch("manyhands_shm.plugin.sys", mock.Mock(platform="another")),
-            "one cannot load it": mock.patch.dict(sys.modules, {"manyhands_shm.backend": None}),
+            "one cannot run it": mock.patch("oneaccord_shm.plugin.sys", mock.Mock(platform="another")),
+            "one cannot load it": mock.patch.dict(sys.modules, {"oneaccord_shm.backend": None}),
             "one cannot open the other's": mock.patch.object(Segment, "open", side_effect=CannotOpenError("process 7")),
-            "one cannot start what the other has started": mock.patch("manyhands_shm.backend.ShmBackend", Late),
-            "two hosts of one name": mock.patch("manyhands.job.autobackend._system", lambda: "boot of 1"),
+            "one cannot start what the other has started": mock.patch("oneaccord_shm.backend.ShmBackend", Late),
+            "two hosts of one name": mock.patch("oneaccord.job.autobackend._system", lambda: "boot of 1"),
         }
         for case, differing in cases.items():
-            with differing if rank == 1 else contextlib.nullcontext(), mh.init(timeout_s=20) as group:
-                held = sum("manyhands-shm" in os.readlink(each) for each in os.scandir("/proc/self/fd") if os.path.islink(each))
+            with differing if rank == 1 else contextlib.nullcontext(), oa.init(timeout_s=20) as group:
+                held = sum("oneaccord-shm" in os.readlink(each) for each in os.scandir("/proc/self/fd") if os.path.islink(each))
                 tell("chosen", case=case, got=[group.backend_name, float(group.all_reduce(np.ones(1000))[0]), held])
     """
-    with nursery.ranks(program, 2, MANYHANDS_BACKEND="auto") as ranks:
+    with nursery.ranks(program, 2, ONEACCORD_BACKEND="auto") as ranks:
         chosen = ranks.start().await_facts("chosen", 12)
         assert set(ranks.wait().values()) == {0}
     for fact in chosen:
@@ -155,14 +155,14 @@ def test_auto_takes_what_starts_on_all_ranks(nursery: Nursery) -> None:
 
 def test_auto_without_a_backend_for_all_ranks_says_why_on_all(nursery: Nursery) -> None:
     program = """
-        from manyhands_shm.segment import CannotOpenError, Segment
+        from oneaccord_shm.segment import CannotOpenError, Segment
         def refuse(*_):
             raise CannotOpenError("process 7 is another one here")
         if rank == 1:
             Segment.open = refuse
-        attempt(mh.init, timeout_s=20)
+        attempt(oa.init, timeout_s=20)
     """
-    with nursery.ranks(program, 2, MANYHANDS_BACKEND="auto", MANYHANDS_PLUGINS="no:tcp") as ranks:
+    with nursery.ranks(program, 2, ONEACCORD_BACKEND="auto", ONEACCORD_PLUGINS="no:tcp") as ranks:
         failures = ranks.start().raised()
     assert {fact["type"] for fact in failures.values()} == {"BackendUnavailableError"}, failures
     assert len({fact["text"] for fact in failures.values()}) == 1

@@ -12,11 +12,11 @@ import pytest
 from support.transport_tools import held
 from support.worlds import must
 
-import manyhands as mh
-from manyhands.config import load
-from manyhands_shm import meeting
-from manyhands_shm.plugin import manyhands_register_backends
-from manyhands_shm.segment import CannotOpenError, Geometry, Segment, least_segment_bytes
+import oneaccord as oa
+from oneaccord.config import load
+from oneaccord_shm import meeting
+from oneaccord_shm.plugin import oneaccord_register_backends
+from oneaccord_shm.segment import CannotOpenError, Geometry, Segment, least_segment_bytes
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ from manyhands_shm.segment import CannotOpenError, Geometry, Segment, least_segm
 )
 def test_values_have_bounds_and_unknown_keys_are_refused(table: dict[str, int]) -> None:
     resolved = load({"backends": {"shm": table}}, environ={})
-    with pytest.raises(mh.ConfigError, match=f"backends.shm.{next(iter(table))} = "):
+    with pytest.raises(oa.ConfigError, match=f"backends.shm.{next(iter(table))} = "):
         resolved.backend_config("shm")
 
 
 def test_too_little_memory_for_so_many_ranks_is_refused_with_what_is_needed(outcomes: Any) -> None:
     first = outcomes(8, segment_bytes=1 << 16)[0]
-    assert isinstance(first, mh.ConfigError)
+    assert isinstance(first, oa.ConfigError)
     assert (first.key, first.value) == ("backends.shm.segment_bytes", 1 << 16)
     needed = least_segment_bytes(8)
     assert f"at least {needed}" in str(first)
@@ -67,7 +67,7 @@ def test_ranks_with_different_sizes_take_the_smallest(monkeypatch: pytest.Monkey
 
 def told(results: list[Any]) -> str:
     """Return the one error that all ranks raise."""
-    assert {type(result) for result in results} == {mh.BackendUnavailableError}, results
+    assert {type(result) for result in results} == {oa.BackendUnavailableError}, results
     texts = {str(result) for result in results}
     assert len(texts) == 1
     text = texts.pop()
@@ -107,12 +107,12 @@ def test_memory_that_cannot_be_opened_is_told_by_all(monkeypatch: pytest.MonkeyP
     def refuse(*_: Any) -> Segment:
         raise CannotOpenError("process 7 belongs to another user")
 
-    before, _ = held("manyhands-shm")
+    before, _ = held("oneaccord-shm")
     monkeypatch.setattr(Segment, "open", refuse)
     text = told(outcomes(2))
     assert "rank 0 (process" in text
     assert "cannot open the memory of rank 1: process 7 belongs to another user" in text
-    assert held("manyhands-shm")[0] == before
+    assert held("oneaccord-shm")[0] == before
 
 
 def test_memory_that_cannot_be_made_is_told_by_all(monkeypatch: pytest.MonkeyPatch, outcomes: Any) -> None:
@@ -167,7 +167,7 @@ def test_memory_has_no_name_and_is_its_users_alone(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_probe_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = manyhands_register_backends().probe
+    probe = oneaccord_register_backends().probe
     assert probe() is None
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")

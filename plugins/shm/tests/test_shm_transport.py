@@ -14,9 +14,9 @@ from support.transport_tools import PATIENCE_S, connected, finish, held
 from support.waiting import until
 from support.worlds import must, on_threads
 
-from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer
-from manyhands_shm import bell, kernel, order
-from manyhands_shm.segment import SLOTS
+from oneaccord.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer
+from oneaccord_shm import bell, kernel, order
+from oneaccord_shm.segment import SLOTS
 
 SLOT = 512 << 10
 RING = SLOTS * SLOT
@@ -104,7 +104,7 @@ def test_short_and_long_messages_keep_one_order(
 ) -> None:
     """Each side chooses freely, for each message, between the mailbox and the rest."""
     if variant == "fenced":
-        monkeypatch.setattr("manyhands_shm.backend.ORDERED", False)
+        monkeypatch.setattr("oneaccord_shm.backend.ORDERED", False)
         monkeypatch.setattr(kernel, "register_barrier", lambda: False)
     if variant == "no futex":
         monkeypatch.setattr(kernel, "futex_wait", lambda *_: False)
@@ -390,7 +390,7 @@ def used_bytes(backend: Any) -> int:
 
 def test_channels_that_are_closed_leave_nothing(backends: Any) -> None:
     made = backends(segment_bytes=1 << 20)
-    before = [used_bytes(backend) for backend in made], held("manyhands-shm")
+    before = [used_bytes(backend) for backend in made], held("oneaccord-shm")
     for channel in range(3):
         ends = connected(made, channel)
         sent = ends[0].send(1, header(channel), content(0, 1 << 17).data)
@@ -400,20 +400,20 @@ def test_channels_that_are_closed_leave_nothing(backends: Any) -> None:
         for end in ends:
             end.close()
         del ends, end, sent
-    assert ([used_bytes(backend) for backend in made], held("manyhands-shm")) == before
+    assert ([used_bytes(backend) for backend in made], held("oneaccord-shm")) == before
 
 
 def test_a_backend_that_is_closed_leaves_nothing(backends: Any) -> None:
-    descriptors, mappings = held("manyhands-shm")
+    descriptors, mappings = held("oneaccord-shm")
     made = backends(3)
     ends = connected(made)
     finish(ends[0], ends[0].send(1, header(0), content(0, 100).data))
-    assert held("manyhands-shm") > (descriptors, mappings)
+    assert held("oneaccord-shm") > (descriptors, mappings)
     for backend in made:
         backend.close()
         backend.close()
         backend.abort()
-    assert held("manyhands-shm")[0] == descriptors
+    assert held("oneaccord-shm")[0] == descriptors
 
 
 def test_memory_is_taken_only_where_messages_went(backends: Any) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import Group
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import Group
 
 WAYS: tuple[dict[str, Any], ...] = (
     {},
@@ -106,7 +106,7 @@ def report_on(request: pytest.FixtureRequest) -> Callable[..., Report]:
                 done = simulated.run(program, world_size, seed, check=False, **way)
                 assert sorted(done.errors) == list(range(world_size)), done.errors
                 assert {(type(error), str(error)) for error in done.errors.values()} == {(kind, str(done.cause))}
-                assert all(isinstance(error, mh.CommError) and error.rank == rank for rank, error in done.errors.items())
+                assert all(isinstance(error, oa.CommError) and error.rank == rank for rank, error in done.errors.items())
                 assert done.duration_s < seconds
                 texts.add(str(done.cause))
                 assert done.cause is not None

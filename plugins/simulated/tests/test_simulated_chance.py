@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.api import UsageError
-from manyhands_simulated.chance import random_faults
-from manyhands_simulated.faults import Corrupt, Cut, Delay, Drop, FaultPlan, Kill, Partition, Pause, Slow
+from oneaccord.api import UsageError
+from oneaccord_simulated.chance import random_faults
+from oneaccord_simulated.faults import Corrupt, Cut, Delay, Drop, FaultPlan, Kill, Partition, Pause, Slow
 
 PINNED_2 = FaultPlan(
     summary="drawn from seed 2 for a world of 4",

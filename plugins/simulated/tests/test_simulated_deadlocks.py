@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands import DeadlockError
-from manyhands.api import Group
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord import DeadlockError
+from oneaccord.api import Group
 
 SMALL = np.ones(4)
 LARGE = np.ones(50_000)
@@ -350,12 +350,12 @@ def test_who_computes_or_gives_up_or_polls_is_waited_for():
             return float(group.recv(1)[0])
         if group.rank == 1:
             work = group.recv_async(2)
-            with pytest.raises(mh.DeadlineError):
+            with pytest.raises(oa.DeadlineError):
                 work.wait(timeout_s=7)
             group.send(np.full(4, 5.0), 0)
             group.send(SMALL, 2)
             return float(work.wait()[0])
-        mh.sleep(3)
+        oa.sleep(3)
         group.compute(1)
         group.recv(1)
         group.send(np.full(4, 9.0), 1)
@@ -391,7 +391,7 @@ def test_the_clock_does_not_move_and_the_calls_are_marked_as_failed_in_the_trace
     run = caught.value.run
     assert run.duration_s == 0.25
     assert [call.error for rank in range(2) for call in run.trace.calls_of(rank)] == ["", "DeadlockError"] * 2
-    assert isinstance(caught.value, mh.CollectiveMismatchError)
+    assert isinstance(caught.value, oa.CollectiveMismatchError)
 
 
 # Lines

@@ -22,10 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import NETWORKS, Group, Jitter
-from manyhands_simulated.task import Task
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import NETWORKS, Group, Jitter
+from oneaccord_simulated.task import Task
 
 JITTERY = NETWORKS["fat-tree"].model_copy(update={"jitter": Jitter(distribution="exponential", mean_s=2e-6)})
 NETWORKS_TRIED: dict[str, Any] = {"none": None, "textbook": "textbook", "laptop": "laptop", "torus": "torus", "jitter": JITTERY}
@@ -81,7 +81,7 @@ class Everything:
         with group.split(rank % 2) as half:
             self.log.append(("half", rank, half.rank))
             half.all_reduce(array)
-        mh.sleep(0.01 * (size - rank))
+        oa.sleep(0.01 * (size - rank))
         self.log.append(("ends", rank))
         return float(group.sendrecv(array, (rank + 1) % size, (rank - 1) % size)[0])
 
@@ -150,7 +150,7 @@ OPERATIONS = {
         else None
     ),
     "compute": lambda group: group.compute(0.5 * group.rank),
-    "sleep": lambda group: mh.sleep(1.0 / (1 + group.rank)),
+    "sleep": lambda group: oa.sleep(1.0 / (1 + group.rank)),
     "object": lambda group: group.all_gather_object({"rank": group.rank}),
     "split": lambda group: group.split(group.rank // 2).all_reduce(group.rank).item(),
 }
@@ -178,7 +178,7 @@ def test_any_program_gives_the_same_run_for_a_seed_and_the_same_results_for_all(
 SCRIPT = """
 import hashlib, json, sys
 import numpy as np
-import manyhands_simulated as simulated
+import oneaccord_simulated as simulated
 
 log = []
 
@@ -382,7 +382,7 @@ def with_threads(group: Group) -> list[float]:
         for number in (3, 1, 2, 0):
             wanted.put(number)
             with SHARED:
-                mh.sleep(0.01)
+                oa.sleep(0.01)
         for each in sums:
             each.result()
     server.join()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from support import preloaded
 
-import manyhands as mh
-import manyhands_simulated
-from manyhands_simulated import FaultPlan, run
+import oneaccord as oa
+import oneaccord_simulated
+from oneaccord_simulated import FaultPlan, run
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -87,7 +87,7 @@ def check_prompts(text: str, names: dict[str, Any]) -> None:
 
 def execute(command: str) -> tuple[int, str]:
     """Run a command; return its exit code and what it prints, without the marks under lines that pytest and Python draw."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "PYTEST_"))}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("ONEACCORD_", "PYTEST_"))}
     environ |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}",
         "NO_COLOR": "1",
@@ -128,7 +128,7 @@ def test_the_readme_of_the_plugin_is_right(world):
 def test_the_readme_of_all_is_right(world):
     (test,) = (block for block in blocks_of((ROOT / "README.md").read_text()) if "(world)" in block.text)
 
-    def train(group: mh.Group) -> float:
+    def train(group: oa.Group) -> float:
         for step in range(3):
             group.mark(f"step {step}")
             group.all_reduce(group.rank)
@@ -149,19 +149,19 @@ def test_the_readme_of_all_is_right(world):
 
 FAULTS = re.findall(r"^\| [^|`]+ \| `(\w+\(.*?)` \| `(\w+ = .*?)` \|$", PAGE, re.MULTILINE)
 SEEN = {
-    "Kill(rank=2, at_s=0.25)": (mh.PeerLostError, "rank 2 was lost", 0.3),
-    'Kill(rank=2, operation="all_reduce", nth=2)': (mh.PeerLostError, "rank 2 was lost", 0.3),
-    "Pause(rank=2, at_s=0.25)": (mh.DeadlineError, "rank 2 did not answer", 60.7),
+    "Kill(rank=2, at_s=0.25)": (oa.PeerLostError, "rank 2 was lost", 0.3),
+    'Kill(rank=2, operation="all_reduce", nth=2)': (oa.PeerLostError, "rank 2 was lost", 0.3),
+    "Pause(rank=2, at_s=0.25)": (oa.DeadlineError, "rank 2 did not answer", 60.7),
     "Pause(rank=2, at_s=0.25, for_s=5)": (None, "", 5.35),
     "Slow(rank=2, factor=5)": (None, "", 2.0),
-    "Cut(links=[(0, 2)], from_s=0.25)": (mh.PeerLostError, "rank 2 was lost", 10.25),
-    "Cut(links=[(2, 3)], from_s=0.25)": (mh.DeadlineError, "all ranks were in it, and rank 1 waited for rank 3", 60.3),
+    "Cut(links=[(0, 2)], from_s=0.25)": (oa.PeerLostError, "rank 2 was lost", 10.25),
+    "Cut(links=[(2, 3)], from_s=0.25)": (oa.DeadlineError, "all ranks were in it, and rank 1 waited for rank 3", 60.3),
     'Cut(links=[(2, "*")], from_s=0.25, until_s=5.25)': (None, "", 5.35),
-    "Partition(sides=[(0, 1), (2, 3)], from_s=0.25)": (mh.PeerLostError, "ranks 2-3 were lost", 10.25),
+    "Partition(sides=[(0, 1), (2, 3)], from_s=0.25)": (oa.PeerLostError, "ranks 2-3 were lost", 10.25),
     'Delay(links=[(2, "*")], by_s=0.05)': (None, "", 0.8),
-    "Drop(source=0, dest=1, nth=1)": (mh.ProtocolError, "message 1 from rank 0 to rank 1, of 8000 bytes, was lost", 0.4),
+    "Drop(source=0, dest=1, nth=1)": (oa.ProtocolError, "message 1 from rank 0 to rank 1, of 8000 bytes, was lost", 0.4),
     "Corrupt(source=0, dest=1, nth=1)": (
-        mh.ProtocolError,
+        oa.ProtocolError,
         "message 1 from rank 0 to rank 1, of 8000 bytes, came with another",
         0.2,
     ),
@@ -182,7 +182,7 @@ def test_a_fault_is_the_same_in_python_and_in_a_file(python, toml, tmp_path):
 
 @pytest.mark.parametrize("python", SEEN)
 def test_all_ranks_see_of_a_fault_what_the_page_says_and_when(python):
-    def train(group: mh.Group) -> None:
+    def train(group: oa.Group) -> None:
         for _ in range(4):
             group.compute(0.1)
             group.all_reduce(np.ones(1000))
@@ -199,16 +199,16 @@ def test_all_ranks_see_of_a_fault_what_the_page_says_and_when(python):
 
 
 def plan_of(python: str) -> FaultPlan:
-    return FaultPlan.of(eval(python, {name: getattr(manyhands_simulated, name) for name in manyhands_simulated.__all__}))
+    return FaultPlan.of(eval(python, {name: getattr(oneaccord_simulated, name) for name in oneaccord_simulated.__all__}))
 
 
 # What is said in passing
 
 
 def test_what_takes_time_on_the_clock():
-    assert run(lambda group: mh.sleep(2), 2).duration_s == 2
+    assert run(lambda group: oa.sleep(2), 2).duration_s == 2
     assert run(lambda group: group.compute(2), 2, faults=plan_of("Slow(rank=1, factor=3)")).duration_s == 6
-    assert run(lambda group: mh.sleep(2), 2, faults=plan_of("Slow(rank=1, factor=3)")).duration_s == 2
+    assert run(lambda group: oa.sleep(2), 2, faults=plan_of("Slow(rank=1, factor=3)")).duration_s == 2
 
 
 def test_every_page_that_is_linked_is_there():

@@ -1,4 +1,4 @@
-"""`manyhands_simulated.explore`: trying seeds until one fails, and what is said about it."""
+"""`oneaccord_simulated.explore`: trying seeds until one fails, and what is said about it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyhands as mh
-import manyhands_simulated
-from manyhands.api import Group
-from manyhands_simulated import FaultPlan, Kill, Pause, Run, explore, random_faults, run
+import oneaccord as oa
+import oneaccord_simulated
+from oneaccord.api import Group
+from oneaccord_simulated import FaultPlan, Kill, Pause, Run, explore, random_faults, run
 
 
 def first_come(winner: int) -> Callable[[Group], list[int]]:
@@ -79,7 +79,7 @@ def test_the_first_seed_that_fails_ends_it_and_repeats_it(winner):
     assert exploration.seeds_run == exploration.seed + 1
     assert exploration.run.cause is exploration.error
     assert exploration.repeat == f"run(program, 3, seed={exploration.seed})"
-    with pytest.raises(mh.DeadlockError) as again:
+    with pytest.raises(oa.DeadlockError) as again:
         eval(exploration.repeat, {"run": run, "program": program})
     assert str(again.value) == str(exploration.error)
     assert again.value.run.trace.story() == exploration.story
@@ -121,7 +121,7 @@ def test_the_report_has_the_error_the_end_of_the_trace_and_the_line_that_repeats
 def test_the_failure_is_raised_with_the_report_as_a_note_and_tells_nothing_twice():
     exploration = explore(crossed, 2)
     for _ in range(2):
-        with pytest.raises(mh.DeadlockError) as caught:
+        with pytest.raises(oa.DeadlockError) as caught:
             exploration.raise_failure()
         assert caught.value is exploration.error
         shown = "".join(traceback.format_exception_only(caught.value))
@@ -133,7 +133,7 @@ def test_what_check_raises_is_a_failure():
     def check(done: Run[int]) -> None:
         assert done.seed < 5, "five is too much"
 
-    exploration = explore(crossed, 2, range(3, 9), check=check, expected=mh.DeadlockError)
+    exploration = explore(crossed, 2, range(3, 9), check=check, expected=oa.DeadlockError)
     assert (exploration.seed, exploration.seeds_run) == (5, 3)
     assert exploration.run.results == [None, None]
     assert str(exploration).startswith("crossed: 2 seeds passed, seed 5 failed\nAssertionError: five is too much\n")
@@ -162,11 +162,11 @@ def test_a_run_with_an_error_goes_to_check_only_where_the_error_is_expected():
         for _ in range(3):
             group.all_reduce(1.0)
 
-    for expected, failed in [((), True), (mh.DeadlineError, True), (mh.PeerLostError, False), ((OSError, KeyError), False)]:
+    for expected, failed in [((), True), (oa.DeadlineError, True), (oa.PeerLostError, False), ((OSError, KeyError), False)]:
         seen.clear()
         exploration = explore(train, 3, range(4), faults=kill, expected=expected, check=lambda done: seen.append(done.cause))
         assert exploration.failed is failed
-        assert [type(cause) for cause in seen] == [mh.PeerLostError] * (0 if failed else 4)
+        assert [type(cause) for cause in seen] == [oa.PeerLostError] * (0 if failed else 4)
 
 
 def test_faults_may_follow_from_the_seed_and_are_written_out():
@@ -186,15 +186,15 @@ def test_faults_may_follow_from_the_seed_and_are_written_out():
     assert exploration.repeat == (
         "run(chat, 2, seed=2, faults=[Kill(rank=1, operation='send', nth=2), Pause(rank=0, at_s=0.5, for_s=0.25)])"
     )
-    with pytest.raises(mh.PeerLostError) as again:
-        eval(exploration.repeat, {**vars(manyhands_simulated), "run": run, "Kill": Kill, "Pause": Pause, "chat": chat})
+    with pytest.raises(oa.PeerLostError) as again:
+        eval(exploration.repeat, {**vars(oneaccord_simulated), "run": run, "Kill": Kill, "Pause": Pause, "chat": chat})
     assert str(again.value) == str(exploration.error)
 
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=60)
 def test_whatever_the_plan_the_line_that_repeats_it_has_the_same_one(seed):
-    names = {name: getattr(manyhands_simulated, name) for name in manyhands_simulated.__all__}
+    names = {name: getattr(oneaccord_simulated, name) for name in oneaccord_simulated.__all__}
     exploration = explore(lambda group: 1 // 0, 3, [7], faults=lambda _: random_faults(seed, 3))
     said = exploration.repeat.removeprefix("run(function, 3, seed=7").removesuffix(")").removeprefix(", faults=")
     assert FaultPlan.of(eval(said, names)).faults == random_faults(seed, 3).faults
@@ -206,7 +206,7 @@ def test_the_line_that_repeats_it_has_all_that_was_given(tmp_path):
     network.write_text('topology = "wires"\n[wire]\nlatency_s = 1e-3\nbandwidth_bytes_per_s = 1e9\n')
     given = {"network": network, "faults": str(plan), "config": {"timeout_s": 3}, "timeout_s": 0.5}
     exploration = explore(lambda group: group.all_reduce(1), 2, **given)
-    assert type(exploration.error) is mh.DeadlineError
+    assert type(exploration.error) is oa.DeadlineError
     assert "did not finish within 0.5 s" in str(exploration.error)
     assert exploration.repeat == (
         f"run(function, 2, seed=0, network={str(network)!r}, config={{'timeout_s': 3}}, timeout_s=0.5, faults={str(plan)!r})"
@@ -234,7 +234,7 @@ def test_files_are_read_and_iterators_consumed_but_once(tmp_path):
         2,
         range(3),
         faults=kills,
-        expected=mh.PeerLostError,
+        expected=oa.PeerLostError,
         check=lambda done: done.results.index(None),
     )
     assert exploration.seeds_run == 3
@@ -253,21 +253,21 @@ def test_no_run_but_the_one_that_failed_stays_alive():
         runs.append(weakref.ref(done))
         assert len(runs) < 6, "enough"
 
-    exploration = explore(program, 2, range(9), check=check, expected=mh.DeadlockError, alike=True)
+    exploration = explore(program, 2, range(9), check=check, expected=oa.DeadlockError, alike=True)
     assert str(exploration.error).startswith("enough")
     assert runs[-1]() is exploration.run
 
 
 def test_what_describes_no_world_is_raised_and_no_failure():
-    with pytest.raises(mh.UsageError, match="seeds is empty; expected one seed or more"):
+    with pytest.raises(oa.UsageError, match="seeds is empty; expected one seed or more"):
         explore(crossed, 2, [])
-    with pytest.raises(mh.InvalidWorldSizeError):
+    with pytest.raises(oa.InvalidWorldSizeError):
         explore(crossed, 0)
-    with pytest.raises(mh.UsageError, match="seed is -1"):
+    with pytest.raises(oa.UsageError, match="seed is -1"):
         explore(crossed, 2, [-1])
-    with pytest.raises(mh.ConfigError, match="fat-tre"):
+    with pytest.raises(oa.ConfigError, match="fat-tre"):
         explore(crossed, 2, network="fat-tre")
-    with pytest.raises(mh.ConfigError, match="rank 5"):
+    with pytest.raises(oa.ConfigError, match="rank 5"):
         explore(crossed, 2, faults=lambda seed: Kill(rank=5, at_s=1))
 
 
@@ -397,7 +397,7 @@ def test_results_are_not_compared_where_an_expected_error_ended_the_run():
         return [Kill(rank=1, operation="*", nth=0)] if seed == 0 else []
 
     exploration = explore(
-        lambda group: (group.barrier(), group.rank)[1], 2, range(4), faults=plan_of, alike=True, expected=mh.PeerLostError
+        lambda group: (group.barrier(), group.rank)[1], 2, range(4), faults=plan_of, alike=True, expected=oa.PeerLostError
     )
     assert not exploration.failed
 
@@ -407,25 +407,25 @@ def test_results_are_not_compared_where_an_expected_error_ended_the_run():
 
 def test_the_package_loads_what_it_names_when_that_is_asked_for():
     program = (
-        "import sys, manyhands_simulated\n"
-        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'numpy', 'pydantic', 'manyhands', 'pytest'}))\n"
-        "for name in dir(manyhands_simulated): getattr(manyhands_simulated, name)\n"
-        "print(sorted(set(manyhands_simulated.__all__) - set(vars(manyhands_simulated))))\n"
-        "print(manyhands_simulated.Network is __import__('manyhands.api').api.Network)\n"
+        "import sys, oneaccord_simulated\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'numpy', 'pydantic', 'oneaccord', 'pytest'}))\n"
+        "for name in dir(oneaccord_simulated): getattr(oneaccord_simulated, name)\n"
+        "print(sorted(set(oneaccord_simulated.__all__) - set(vars(oneaccord_simulated))))\n"
+        "print(oneaccord_simulated.Network is __import__('oneaccord.api').api.Network)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["[]", "[]", "True"], done.stderr
     with pytest.raises(AttributeError, match="has no attribute 'explor'"):
-        manyhands_simulated.explor  # noqa: B018
+        oneaccord_simulated.explor  # noqa: B018
 
 
 def test_the_examples_of_the_package_are_true():
-    assert doctest.testmod(manyhands_simulated).failed == 0
-    assert doctest.testmod(manyhands_simulated).attempted > 5
+    assert doctest.testmod(oneaccord_simulated).failed == 0
+    assert doctest.testmod(oneaccord_simulated).attempted > 5
 
 
 def test_a_number_of_seeds_is_refused():
-    with pytest.raises(mh.UsageError, match=r"^seeds is 100; expected several, such as range\(100\)$"):
+    with pytest.raises(oa.UsageError, match=r"^seeds is 100; expected several, such as range\(100\)$"):
         explore(lambda group: group.rank, 2, seeds=100)  # type: ignore[arg-type]
 
 
@@ -461,9 +461,9 @@ def two_helpers(group: Group) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_order_of_threads_that_nothing_fixes_is_found(program, monkeypatch):
     found = explore(program, 2, range(30))
-    assert type(found.error) is mh.CollectiveMismatchError, found
+    assert type(found.error) is oa.CollectiveMismatchError, found
     assert found.run.errors
-    with pytest.raises(mh.CollectiveMismatchError):
+    with pytest.raises(oa.CollectiveMismatchError):
         run(program, 2, found.seed)
 
 

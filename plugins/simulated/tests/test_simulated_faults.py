@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import Group
-from manyhands_simulated import Corrupt, Cut, Delay, Drop, FaultPlan, Kill, Partition, Pause, Slow, random_faults
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import Group
+from oneaccord_simulated import Corrupt, Cut, Delay, Drop, FaultPlan, Kill, Partition, Pause, Slow, random_faults
 
 X = np.ones(8)
 LARGE = np.ones(20_000)
@@ -27,7 +27,7 @@ Cause = tuple[type[BaseException], str]
 def causes(run: simulated.Run[Any]) -> set[Cause]:
     """Return what the ranks raised that were not killed; it must be an error of communication."""
     killed = {mark.rank for mark in run.trace.marks if mark.kind == "killed"}
-    assert all(isinstance(error, mh.CommError) for error in run.errors.values()), run.errors
+    assert all(isinstance(error, oa.CommError) for error in run.errors.values()), run.errors
     return {(type(error), str(error)) for rank, error in run.errors.items() if rank not in killed}
 
 
@@ -129,7 +129,7 @@ def test_whoever_is_killed_at_whichever_call_every_survivor_learns_so_at_once(na
                 continue
             struck += 1
             cause = the_cause(run, {0, 1, 2, 3} - {rank})
-            assert type(cause) is mh.PeerLostError
+            assert type(cause) is oa.PeerLostError
             assert cause.peer == rank
             assert f"rank {rank} is killed at its call #{nth}" in str(cause)
     assert struck >= 6
@@ -152,7 +152,7 @@ def test_a_rank_that_dies_as_it_computes_is_missed_when_it_is_needed():
         return 0.0
 
     run = simulated.run(program, 3, faults=Kill(rank=2, at_s=0.5), check=False)
-    assert type(the_cause(run, {0, 1})) is mh.PeerLostError
+    assert type(the_cause(run, {0, 1})) is oa.PeerLostError
     assert [run.trace.marks_of(rank)[-1].time_s for rank in (0, 1)] == [2.0, 1.0]
 
 
@@ -161,7 +161,7 @@ def test_a_rank_that_is_dead_from_the_beginning(rank):
     for seed in range(4):
         run = simulated.run(train, 3, seed, faults=Kill(rank=rank, at_s=0), check=False)
         cause = the_cause(run, {0, 1, 2} - {rank})
-        assert type(cause) is mh.PeerLostError
+        assert type(cause) is oa.PeerLostError
         assert str(cause) == f"rank {rank} was lost before the ranks had met: rank {rank} is killed at 0 s"
         assert run.trace.calls == []
 
@@ -195,7 +195,7 @@ def test_a_rank_that_nobody_needs_may_die():
             group.compute(5)
         return group.rank
 
-    with pytest.raises(mh.PeerLostError, match="rank 2 is killed at 2 s"):
+    with pytest.raises(oa.PeerLostError, match="rank 2 is killed at 2 s"):
         simulated.run(program, 3, faults=Kill(rank=2, at_s=2))  # the others wait for it as they leave
     assert simulated.run(program, 3, faults=Kill(rank=2, at_s=6)).results == [0, 1, 2]
 
@@ -214,7 +214,7 @@ def test_a_pause_that_is_shorter_than_the_deadline_costs_time_only(rank):
 def test_a_pause_that_outlasts_the_deadline_is_told_to_all_even_to_the_rank_that_stood_still(rank):
     run = simulated.run(train, 3, faults=Pause(rank=rank, at_s=0.015, for_s=50), timeout_s=2, check=False)
     cause = the_cause(run, {0, 1, 2})
-    assert type(cause) is mh.DeadlineError
+    assert type(cause) is oa.DeadlineError
     assert f"did not finish within 2 s: rank {rank} did not answer" in str(cause)
     assert f"  rank {rank}: no answer: stopped, cut off, or busy" in str(cause)
     assert run.duration_s == pytest.approx(50.015)
@@ -224,7 +224,7 @@ def test_a_pause_that_outlasts_the_deadline_is_told_to_all_even_to_the_rank_that
 def test_a_rank_that_stands_still_for_ever_is_named_after_the_deadline(rank):
     run = simulated.run(train, 3, faults=Pause(rank=rank, operation="broadcast", nth=1), timeout_s=2, check=False)
     cause = the_cause(run, {0, 1, 2} - {rank})
-    assert type(cause) is mh.DeadlineError
+    assert type(cause) is oa.DeadlineError
     assert f"rank {rank} did not answer" in str(cause)
     assert 2 < run.duration_s < 2.6
     assert run.results == [None] * 3
@@ -275,7 +275,7 @@ def test_a_partition_that_heals_within_ten_seconds_costs_time_only(sides):
 def test_who_is_cut_off_from_rank_0_for_longer_is_lost_for_all(sides, lost, until_s):
     run = simulated.run(train, 4, faults=Partition(sides=sides, from_s=0.015, until_s=until_s), check=False)
     cause = the_cause(run, {0, 1, 2, 3})
-    assert type(cause) is mh.PeerLostError
+    assert type(cause) is oa.PeerLostError
     assert str(cause) == f"{lost} since 0.015 s, for 10 s"
     assert cause.peer == sides[1][0]
     assert {call.end_s for call in run.trace.calls if call.error} == {10.015}
@@ -291,7 +291,7 @@ def test_a_link_that_is_cut_between_two_others_ends_by_the_deadline_of_those_tha
 
     run = simulated.run(program, 4, faults=Cut(links=((1, 2),)), timeout_s=20, check=False)
     cause = the_cause(run, {0, 1, 2, 3})
-    assert type(cause) is mh.DeadlineError
+    assert type(cause) is oa.DeadlineError
     assert "did not finish within 20 s" in str(cause)
     simulated.run(program, 4, faults=Cut(links=((1, 2),), until_s=19), timeout_s=20)
 
@@ -323,7 +323,7 @@ def test_a_delay_adds_to_each_message():
     run = simulated.run(program, 3, faults=[Delay(links=((0, 1),), by_s=0.5), Delay(links=((1, "*"),), by_s=0.25, until_s=0.6)])
     assert [call.end_s for call in run.trace.calls_of(1)] == [0.75, 1.25]
     late = simulated.run(program, 3, faults=Delay(links=((0, 1),), by_s=100), timeout_s=5, check=False)
-    assert type(the_cause(late, {0, 1, 2})) is mh.DeadlineError
+    assert type(the_cause(late, {0, 1, 2})) is oa.DeadlineError
 
 
 # Messages
@@ -365,7 +365,7 @@ def test_whichever_message_is_lost_or_damaged_all_ranks_learn_which_it_was(progr
                 struck += 1
                 assert [mark.rank for mark in marks] == [source]
                 cause = the_cause(run, {0, 1, 2})
-                assert type(cause) is mh.ProtocolError
+                assert type(cause) is oa.ProtocolError
                 assert f"message {nth} from rank {source} to rank {dest}, of " in str(cause)
                 assert ("was lost on its way" if fault is Drop else "another checksum") in str(cause)
                 assert run.duration_s < 0.5
@@ -374,7 +374,7 @@ def test_whichever_message_is_lost_or_damaged_all_ranks_learn_which_it_was(progr
 
 @pytest.mark.parametrize("bit", [0, 77, 10**9])
 def test_the_bit_that_changes_is_told(bit):
-    with pytest.raises(mh.ProtocolError, match=rf"bit {bit % (8 * 1296)} had changed") as caught:
+    with pytest.raises(oa.ProtocolError, match=rf"bit {bit % (8 * 1296)} had changed") as caught:
         simulated.run(sent, 2, faults=Corrupt(source=0, dest=1, bit=bit))
     assert caught.value.run.results == [None, None]
 
@@ -427,7 +427,7 @@ def test_whatever_goes_wrong_no_rank_hangs_and_all_survivors_agree_and_the_same_
         assert runs[0].results == runs[1].results
         assert causes(runs[0]) == causes(runs[1])
         seen |= {kind for kind, _ in causes(runs[0])}
-    assert {mh.ProtocolError, mh.PeerLostError} <= seen
+    assert {oa.ProtocolError, oa.PeerLostError} <= seen
 
 
 def test_a_plan_may_come_from_a_file(tmp_path):
@@ -442,7 +442,7 @@ def test_a_plan_may_come_from_a_file(tmp_path):
 )
 def test_a_plan_that_does_not_fit_the_world_is_refused_before_anything_runs(fault):
     begun = []
-    with pytest.raises(mh.ConfigError, match="a world of 3 has no rank"):
+    with pytest.raises(oa.ConfigError, match="a world of 3 has no rank"):
         simulated.run(begun.append, 3, faults=fault)
     assert begun == []
 
@@ -472,7 +472,7 @@ def test_a_rank_stands_still_until_its_last_pause_ends(pauses, end):
 
 def test_a_pause_does_not_end_one_that_has_no_end():
     run = simulated.run(train, 4, faults=[Pause(rank=1, at_s=0.001, for_s=1), Pause(rank=1, at_s=0.002)], check=False)
-    assert isinstance(the_cause(run, {0, 2, 3}), mh.DeadlineError)
+    assert isinstance(the_cause(run, {0, 2, 3}), oa.DeadlineError)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -480,4 +480,4 @@ def test_a_rank_that_never_comes_is_named_alike_on_all_others(rank):
     run = simulated.run(train, 4, faults=Pause(rank=rank, at_s=0), check=False)
     cause = the_cause(run, {0, 1, 2, 3} - {rank})
     assert str(cause) == f"the ranks did not meet within 60 s: rank {rank} of 4 did not come"
-    assert (type(cause), cause.peer) == (mh.DeadlineError, rank)
+    assert (type(cause), cause.peer) == (oa.DeadlineError, rank)

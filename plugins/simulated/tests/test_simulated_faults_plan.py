@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from manyhands.api import ConfigError, UsageError
-from manyhands_simulated.faults import (
+from oneaccord.api import ConfigError, UsageError
+from oneaccord_simulated.faults import (
     Corrupt,
     Cut,
     Delay,

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-import manyhands as mh
-import manyhands_simulated
-from manyhands.api import Group
-from manyhands_simulated import baton
+import oneaccord as oa
+import oneaccord_simulated
+from oneaccord.api import Group
+from oneaccord_simulated import baton
 
 
 def test_wait_for_a_lock_nobody_frees_is_a_deadlock_at_once() -> None:
@@ -23,10 +23,10 @@ def test_wait_for_a_lock_nobody_frees_is_a_deadlock_at_once() -> None:
             never.wait()
 
     with pytest.raises(
-        mh.DeadlockError,
+        oa.DeadlockError,
         match=r"^deadlock: no rank can go on: rank 1 is waiting for an event, a queue or a condition at .*test_simulated_forsaken\.py:\d+, and nothing",
     ):
-        manyhands_simulated.run(program, 3)
+        oneaccord_simulated.run(program, 3)
 
 
 def test_wait_for_an_empty_queue_is_the_cause_and_no_deadline_passes() -> None:
@@ -37,8 +37,8 @@ def test_wait_for_an_empty_queue_is_the_cause_and_no_deadline_passes() -> None:
             empty.get()
         group.barrier()
 
-    with pytest.raises(mh.DeadlockError) as caught:
-        manyhands_simulated.run(program, 3, timeout_s=3600)
+    with pytest.raises(oa.DeadlockError) as caught:
+        oneaccord_simulated.run(program, 3, timeout_s=3600)
     headline, first, others, *_ = str(caught.value).splitlines()  # threads of other tests may be named below
     assert headline.startswith(
         "deadlock: no rank can go on: rank 1 waits for rank 0, which is waiting for an item of a queue at "
@@ -64,10 +64,10 @@ def test_wait_that_no_thread_sees_is_reported_and_ends_the_run(
         group.barrier()
 
     with (
-        caplog.at_level(logging.WARNING, "manyhands"),
-        pytest.raises(mh.DeadlockError, match=r"^rank 1 is busy at .*forsaken\.py:\d+, and nothing has happened for minutes"),
+        caplog.at_level(logging.WARNING, "oneaccord"),
+        pytest.raises(oa.DeadlockError, match=r"^rank 1 is busy at .*forsaken\.py:\d+, and nothing has happened for minutes"),
     ):
-        manyhands_simulated.run(program, 2)
+        oneaccord_simulated.run(program, 2)
     assert "has waited for" in caplog.text
     assert "rank 1 is busy at" in caplog.text
     os.write(writer, b"x")
@@ -85,7 +85,7 @@ def test_who_polls_lets_a_rank_that_was_paused_go_on() -> None:
             pass
         return float(work.wait())
 
-    faults = manyhands_simulated.Pause(rank=1, at_s=0.0005, for_s=0.5)
-    run = manyhands_simulated.run(program, 2, faults=faults)
+    faults = oneaccord_simulated.Pause(rank=1, at_s=0.0005, for_s=0.5)
+    run = oneaccord_simulated.run(program, 2, faults=faults)
     assert run.results == [1.0, 0.0]
     assert run.duration_s == 0.5005

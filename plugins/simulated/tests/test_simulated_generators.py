@@ -1,4 +1,4 @@
-"""Each rank of ``manyhands run --backend simulated`` has generators of random numbers of its own."""
+"""Each rank of ``oneaccord run --backend simulated`` has generators of random numbers of its own."""
 
 import os
 import textwrap
@@ -8,9 +8,9 @@ from support import preloaded
 SOURCE = """
     import random
     import numpy as np
-    import manyhands as mh
+    import oneaccord as oa
 
-    with mh.init() as group:
+    with oa.init() as group:
         draws = [], []
         group.barrier()
         for seeded in draws:
@@ -26,8 +26,8 @@ SOURCE = """
 def draws(folder, seed):
     """Return the lines that four ranks print, in the order of the ranks: what they drew before, and after they gave seeds."""
     (folder / "script.py").write_text(textwrap.dedent(SOURCE))
-    command = ["-m", "manyhands", "run", "-n", "4", "--backend", "simulated", "script.py"]
-    done = preloaded.run(command, cwd=folder, environ=os.environ | {"MANYHANDS_BACKENDS__SIMULATED__SEED": str(seed)})
+    command = ["-m", "oneaccord", "run", "-n", "4", "--backend", "simulated", "script.py"]
+    done = preloaded.run(command, cwd=folder, environ=os.environ | {"ONEACCORD_BACKENDS__SIMULATED__SEED": str(seed)})
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split("] ", 1)[1] for line in sorted(done.stdout.splitlines())]
     return [tuple(line[1:-1].split("] [")) for line in lines]

@@ -1,4 +1,4 @@
-"""``manyhands run --backend simulated``: an unchanged script, on the ranks of a simulated world."""
+"""``oneaccord run --backend simulated``: an unchanged script, on the ranks of a simulated world."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from support import preloaded
 
-from manyhands.api import LaunchRequest
-from manyhands_simulated.plugin import SimulatedConfig
-from manyhands_simulated.script import launcher
+from oneaccord.api import LaunchRequest
+from oneaccord_simulated.plugin import SimulatedConfig
+from oneaccord_simulated.script import launcher
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -30,21 +30,21 @@ def launch(tmp_path: Path) -> Launch:
         source: str, *args: str, options: tuple[str, ...] = (), target: tuple[str, ...] = ("script.py",), **config: object
     ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "script.py").write_text(textwrap.dedent(source))
-        table = {f"MANYHANDS_BACKENDS__SIMULATED__{key.upper()}": str(value) for key, value in config.items()}
+        table = {f"ONEACCORD_BACKENDS__SIMULATED__{key.upper()}": str(value) for key, value in config.items()}
         return preloaded.run(command(options, target, args)[1:], cwd=tmp_path, environ=os.environ | table)
 
     return run
 
 
 def command(options: tuple[str, ...] = (), target: tuple[str, ...] = ("script.py",), args: tuple[str, ...] = ()) -> list[str]:
-    return [sys.executable, "-m", "manyhands", "run", "-n", "4", "--backend", "simulated", *options, *target, *args]
+    return [sys.executable, "-m", "oneaccord", "run", "-n", "4", "--backend", "simulated", *options, *target, *args]
 
 
 def test_an_unchanged_script_has_globals_arguments_and_a_prefix_of_its_own_on_each_rank(launch):
     done = launch(
         """
         import sys
-        import manyhands as mh
+        import oneaccord as oa
 
         mine = []
 
@@ -56,7 +56,7 @@ def test_an_unchanged_script_has_globals_arguments_and_a_prefix_of_its_own_on_ea
             pass
 
         if __name__ == "__main__":
-            with mh.init() as group:
+            with oa.init() as group:
                 group.barrier()
                 add(group.rank)
                 group.barrier()
@@ -78,9 +78,9 @@ def test_lines_stay_whole_and_those_without_an_end_are_shown(launch):
     done = launch(
         """
         import sys
-        import manyhands as mh
+        import oneaccord as oa
 
-        with mh.init() as group:
+        with oa.init() as group:
             for number in range(50):
                 print("line", number, end=" ")
                 print("of", group.rank)
@@ -107,14 +107,14 @@ def test_lines_stay_whole_and_those_without_an_end_are_shown(launch):
 def test_a_line_does_not_overwrite_the_bar_of_another_rank(tmp_path):
     steps = ((0, r"sys.stdout.write('50 %\r')"), (1, "print('hello')"), (0, "print('100 %')"))
     lines = [f"    if group.rank == {rank}:\n        {step}\n    group.barrier()" for rank, step in steps]
-    (tmp_path / "script.py").write_text("\n".join(["import sys, manyhands as mh", "with mh.init() as group:", *lines]))
+    (tmp_path / "script.py").write_text("\n".join(["import sys, oneaccord as oa", "with oa.init() as group:", *lines]))
     done = subprocess.run(command(), cwd=tmp_path, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"[0] 50 %\r\n[1] hello\n[0] 100 %\n"
 
 
 def test_no_prefix(launch):
-    source = "import sys\nimport manyhands as mh\nwith mh.init() as g:\n    sys.stdout.write('hello\\n')"
+    source = "import sys\nimport oneaccord as oa\nwith oa.init() as g:\n    sys.stdout.write('hello\\n')"
     done = launch(source, options=("--no-prefix",))
     assert (done.returncode, done.stdout) == (0, "hello\n" * 4)
 
@@ -124,14 +124,14 @@ def test_a_module_and_a_package(launch, tmp_path):
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(
-        "from . import other\nimport sys\nimport manyhands as mh\nassert sys.argv == [__file__]\n"
-        "with mh.init() as g:\n    print(other.NAME, __name__, g.rank)\n"
+        "from . import other\nimport sys\nimport oneaccord as oa\nassert sys.argv == [__file__]\n"
+        "with oa.init() as g:\n    print(other.NAME, __name__, g.rank)\n"
     )
     (package / "other.py").write_text("NAME = 'relative'\n")
     done = launch("", target=("-m", "tool"))
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] relative __main__ {rank}" for rank in range(4)]
-    done = launch("import manyhands as mh\nwith mh.init() as g:\n    print(g.rank)", target=("-m", "script"))
+    done = launch("import oneaccord as oa\nwith oa.init() as g:\n    print(g.rank)", target=("-m", "script"))
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank}" for rank in range(4)]
 
 
@@ -146,7 +146,7 @@ def test_imports_from_beside_the_script(launch, tmp_path):
 
 def test_each_rank_has_the_modules_of_the_program_for_itself(launch, tmp_path):
     (tmp_path / "comm.py").write_text(
-        "import manyhands as mh\ngroup = mh.init()\n"
+        "import oneaccord as oa\ngroup = oa.init()\n"
     )  # which waits for the others, while it is imported
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("from . import state\n")
@@ -174,15 +174,15 @@ def test_the_first_failing_rank_is_shown_last_and_decides_the_exit_code(launch, 
     where = "early" if before else "late"
     done = launch(
         f"""
-        import manyhands as mh
-        from manyhands.api import current_rank
+        import oneaccord as oa
+        from oneaccord.api import current_rank
 
         def broken():
             raise KeyError("mine")
 
         if {before} and current_rank() == 2:
             broken()  # early
-        with mh.init() as group:
+        with oa.init() as group:
             if group.rank == 2:
                 broken()  # late
             group.barrier()
@@ -199,9 +199,9 @@ def test_the_first_failing_rank_is_shown_last_and_decides_the_exit_code(launch, 
 def test_sys_exit_decides_the_exit_code(launch):
     source = """
         import sys
-        import manyhands as mh
+        import oneaccord as oa
 
-        with mh.init() as group:
+        with oa.init() as group:
             if group.rank == 1:
                 sys.exit({})
             group.barrier()
@@ -210,23 +210,23 @@ def test_sys_exit_decides_the_exit_code(launch):
     done = launch(source.format("'in words'"))
     assert done.returncode == 1
     assert "in words" in done.stderr
-    source = "import sys\nimport manyhands as mh\nwith mh.init() as g:\n    g.barrier()\nsys.exit(0)"
+    source = "import sys\nimport oneaccord as oa\nwith oa.init() as g:\n    g.barrier()\nsys.exit(0)"
     assert launch(source).returncode == 0
 
 
 def test_a_rank_that_fails_between_two_groups_stops_the_others(launch):
     done = launch(
         """
-        import manyhands as mh
+        import oneaccord as oa
 
-        with mh.init() as group:
+        with oa.init() as group:
             group.barrier()
         if group.rank == 1:
             raise KeyError("between")
         try:
-            with mh.init() as group:
+            with oa.init() as group:
                 group.barrier()
-        except mh.AbortedError as error:
+        except oa.AbortedError as error:
             print("stopped:", error)
             raise
         """
@@ -245,15 +245,15 @@ def test_a_script_that_is_not_there(launch):
 
 def test_the_config_file_counts(launch, tmp_path):
     source = """
-        import manyhands as mh
+        import oneaccord as oa
 
-        with mh.init() as group:
+        with oa.init() as group:
             if group.rank == 0:
-                mh.sleep(1)
+                oa.sleep(1)
             group.barrier()
         """
     assert launch(source).returncode == 0
-    (tmp_path / "manyhands.toml").write_text("timeout_s = 0.2\n")
+    (tmp_path / "oneaccord.toml").write_text("timeout_s = 0.2\n")
     done = launch(source)
     assert done.returncode == 1
     assert "barrier #0 did not finish within 0.2 s" in done.stderr
@@ -266,7 +266,7 @@ def test_each_rank_has_a_main_module_streams_and_variables_of_its_own(launch):
         import contextlib, io, os, pickle, subprocess, sys
         from dataclasses import dataclass
         import __main__
-        import manyhands as mh
+        import oneaccord as oa
 
         @dataclass
         class Thing:
@@ -279,7 +279,7 @@ def test_each_rank_has_a_main_module_streams_and_variables_of_its_own(launch):
             assert os.environ["RANK"] == os.environ["LOCAL_RANK"] == os.environ["MINE"] == str(rank)
             assert ("HOME" in os.environ) == (rank != 0)
 
-        with mh.init() as group:
+        with oa.init() as group:
             rank = group.rank
             assert os.getenv("WORLD_SIZE") == os.getenv("LOCAL_WORLD_SIZE") == "4" and os.environ["GROUP_RANK"] == "0"
             assert subprocess.check_output(["sh", "-c", "echo $RANK"], text=True) == f"{rank}\\n"
@@ -313,10 +313,10 @@ def test_a_logging_handler_that_one_rank_made_tells_who_logs(launch):
     done = launch(
         """
         import logging
-        import manyhands as mh
+        import oneaccord as oa
 
         logging.basicConfig(format="%(message)s")
-        with mh.init() as group:
+        with oa.init() as group:
             logging.warning("rank %d", group.rank)
         """
     )
@@ -336,14 +336,14 @@ def test_the_ranks_of_a_network_have_local_ranks(launch, tmp_path):
 
 TALKS = """
     import numpy as np
-    import manyhands as mh
+    import oneaccord as oa
 
-    with mh.init() as group:
+    with oa.init() as group:
         for step in range(5):
             group.barrier()
             print("step", step)
         group.all_reduce(np.ones(100_000))
-        mh.sleep(0.25)
+        oa.sleep(0.25)
     """
 
 
@@ -352,7 +352,7 @@ def test_the_same_seed_gives_the_same_output_and_trace_and_another_one_another_o
     for seed in (7, 7, 8):
         done = launch(TALKS, seed=seed, trace="trace.json", network="fat-tree")
         assert done.returncode == 0
-        assert done.stderr.startswith("manyhands run: the trace is in trace.json (0.25")
+        assert done.stderr.startswith("oneaccord run: the trace is in trace.json (0.25")
         assert done.stderr.endswith(" virtual seconds); open it at ui.perfetto.dev\n")
         outputs.append(done.stdout)
         traces.append((tmp_path / "trace.json").read_bytes())
@@ -377,12 +377,12 @@ def test_a_network_makes_time_pass(launch, tmp_path):
 def test_a_deadlock_is_told_once_with_the_line_of_each_rank(launch, tmp_path):
     done = launch(
         """
-        import manyhands as mh
+        import oneaccord as oa
 
         def wait(group):
             group.recv((group.rank + 1) % 4)
 
-        with mh.init() as group:
+        with oa.init() as group:
             if group.rank == 3:
                 group.recv(0)
             wait(group)
@@ -392,11 +392,11 @@ def test_a_deadlock_is_told_once_with_the_line_of_each_rank(launch, tmp_path):
     )
     assert done.returncode == 1
     trace_line, rule, first, repeat, *rest = done.stderr.splitlines()
-    assert trace_line.startswith("manyhands run: the trace is in trace.json")
+    assert trace_line.startswith("oneaccord run: the trace is in trace.json")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert rule == "-" * 80
     assert first.endswith(" failed first: exit code 1 (simulated world, seed 7)")
-    assert repeat == "manyhands run: to repeat it, set MANYHANDS_BACKENDS__SIMULATED__SEED=7"
+    assert repeat == "oneaccord run: to repeat it, set ONEACCORD_BACKENDS__SIMULATED__SEED=7"
     text = "\n".join(rest)
     for rank, line in {0: 5, 1: 5, 2: 5, 3: 9}.items():
         assert text.count(f"rank {rank}: recv from rank {(rank + 1) % 4} #1 at script.py:{line},") == 1
@@ -407,9 +407,9 @@ def test_a_deadlock_is_told_once_with_the_line_of_each_rank(launch, tmp_path):
 def test_a_mismatch_is_told_with_the_line_of_each_rank(launch):
     done = launch(
         """
-        import manyhands as mh
+        import oneaccord as oa
 
-        with mh.init() as group:
+        with oa.init() as group:
             if group.rank == 2:
                 group.broadcast(1.0)
             else:
@@ -420,15 +420,15 @@ def test_a_mismatch_is_told_with_the_line_of_each_rank(launch):
     assert done.stderr.count("CollectiveMismatchError") == 1
     assert "rank 2: broadcast(float64[], root=0) #0 at script.py:6" in done.stderr
     assert "at script.py:8" in done.stderr
-    assert "manyhands/" not in done.stderr
-    assert "manyhands_simulated" not in done.stderr
+    assert "oneaccord/" not in done.stderr
+    assert "oneaccord_simulated" not in done.stderr
 
 
 def test_eager_bytes_lets_small_sends_pass(launch):
     source = """
-        import manyhands as mh
+        import oneaccord as oa
 
-        with mh.init() as group:
+        with oa.init() as group:
             group.send(1.0, (group.rank + 1) % 4)
             group.recv((group.rank - 1) % 4)
         """
@@ -440,14 +440,14 @@ def test_eager_bytes_lets_small_sends_pass(launch):
 KILL = '[[kill]]\nrank = 2\noperation = "barrier"\nnth = 1\n'
 KILLED = """
     import sys
-    import manyhands as mh
+    import oneaccord as oa
 
     try:
-        with mh.init() as group:
+        with oa.init() as group:
             group.barrier()
-            mh.sleep(0.5)
+            oa.sleep(0.5)
             group.barrier()
-    except mh.PeerLostError:
+    except oa.PeerLostError:
         sys.exit(int(sys.argv[1]))
     finally:
         print("over")
@@ -461,14 +461,14 @@ def test_a_rank_that_the_fault_plan_kills(launch, tmp_path, own, code):
     assert done.returncode == code
     assert sorted(done.stdout.splitlines()) == ["[0] over", "[1] over", "[3] over"]
     _, killed, ended, *_ = done.stderr.splitlines()
-    assert killed == "manyhands run: rank 2 was killed by the fault plan at barrier #1, after 0.5 virtual seconds"
+    assert killed == "oneaccord run: rank 2 was killed by the fault plan at barrier #1, after 0.5 virtual seconds"
     assert ended.endswith(f"exit code {code} (simulated world, seed 3)")
     assert (" failed first: " in ended) == (own != 0)
 
 
 def test_a_rank_that_stands_still_for_ever(launch, tmp_path):
     (tmp_path / "plan.toml").write_text('[[pause]]\nrank = 1\noperation = "sleep"\n')
-    done = launch("import manyhands as mh\nwith mh.init() as g:\n    pass\nmh.sleep(1)\nprint('over')", faults="plan.toml")
+    done = launch("import oneaccord as oa\nwith oa.init() as g:\n    pass\noa.sleep(1)\nprint('over')", faults="plan.toml")
     assert done.returncode == 1
     assert sorted(done.stdout.splitlines()) == ["[0] over", "[2] over", "[3] over"]
     assert "rank 1 had not ended when nothing could happen any more" in done.stderr
@@ -498,7 +498,7 @@ def test_what_is_no_program_is_the_failure_of_a_rank(launch):
     assert done.returncode == 1
     assert 'script.py", line 1' in done.stderr
     assert "SyntaxError" in done.stderr
-    assert "manyhands_simulated" not in done.stderr
+    assert "oneaccord_simulated" not in done.stderr
     assert launch("", target=("-m", "script.nothing")).returncode == 1
 
 
@@ -506,12 +506,12 @@ def test_an_error_out_of_a_library_keeps_its_calls_and_what_led_to_it(launch):
     done = launch(
         """
         import json
-        import manyhands as mh
+        import oneaccord as oa
 
-        with mh.init() as group:
+        with oa.init() as group:
             try:
                 group.recv((group.rank + 1) % 4)
-            except mh.DeadlockError:
+            except oa.DeadlockError:
                 if group.rank == 1:
                     json.loads("{")
         """
@@ -521,12 +521,12 @@ def test_an_error_out_of_a_library_keeps_its_calls_and_what_led_to_it(launch):
     assert "in raw_decode" in done.stderr or "in decode" in done.stderr
     assert done.stderr.count("Traceback") == 2
     assert "During handling of the above exception" in done.stderr
-    assert "manyhands_simulated" not in done.stderr
+    assert "oneaccord_simulated" not in done.stderr
 
 
 def test_nobody_reads_any_more(launch, tmp_path):
     (tmp_path / "script.py").write_text(
-        "import manyhands as mh\nwith mh.init() as g:\n    while True:\n        g.barrier()\n        print('line')\n"
+        "import oneaccord as oa\nwith oa.init() as g:\n    while True:\n        g.barrier()\n        print('line')\n"
     )
     process = subprocess.Popen(command(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -540,14 +540,14 @@ def test_nobody_reads_any_more(launch, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_every_rank(tmp_path, number):
-    (tmp_path / "manyhands.toml").write_text('[backends.simulated]\ntrace = "trace.json"\n')
+    (tmp_path / "oneaccord.toml").write_text('[backends.simulated]\ntrace = "trace.json"\n')
     (tmp_path / "script.py").write_text(
         textwrap.dedent(
             """
             import time
-            import manyhands as mh
+            import oneaccord as oa
 
-            with mh.init() as group:
+            with oa.init() as group:
                 group.barrier()
                 if group.rank == 0:
                     print("waiting")
@@ -564,7 +564,7 @@ def test_a_signal_ends_every_rank(tmp_path, number):
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 128 + number
     assert re.search(
-        rf"\nmanyhands run: ended by {number.name}, when the ranks were here:\n(  .*rank.* at script.py:\d+.*\n)+$", stderr
+        rf"\noneaccord run: ended by {number.name}, when the ranks were here:\n(  .*rank.* at script.py:\d+.*\n)+$", stderr
     )
     assert "the trace is in trace.json" in stderr
     assert "Traceback" not in stderr
@@ -593,4 +593,4 @@ def test_a_signal_before_or_after_the_run_says_what_was_going_on(tmp_path, monke
             signal.signal(each, handler)
     known = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout.splitlines()
     assert not [line for line in known if line.startswith(("RANK=", "WORLD_SIZE=", "GROUP_RANK="))]
-    assert capsys.readouterr().err.strip() == f"manyhands run: ended by {number.name}, while it {doing}"
+    assert capsys.readouterr().err.strip() == f"oneaccord run: ended by {number.name}, while it {doing}"

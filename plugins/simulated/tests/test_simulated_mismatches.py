@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands import CollectiveMismatchError
-from manyhands.api import Group
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord import CollectiveMismatchError
+from oneaccord.api import Group
 
 X = np.ones(4)
 EAGER: dict[str, Any] = {"config": {"backends": {"simulated": {"eager_bytes": 65536}}}}
@@ -225,7 +225,7 @@ def test_a_rank_that_is_still_on_its_way_is_told_where_it_is(report_on):
     def late(group: Group) -> None:
         group.barrier()  # @begin
         if group.rank == 2:
-            mh.sleep(5)  # @sleep
+            oa.sleep(5)  # @sleep
         group.all_reduce(np.ones(3 if group.rank else 4))  # @finish
 
     report = report_on(program, 3, CollectiveMismatchError, seconds=6)
@@ -336,9 +336,9 @@ def test_counts_that_do_not_fit_together(report_on):
 @pytest.mark.parametrize(
     ("program", "kind", "odd"),
     [
-        (lambda group: group.scatter(np.ones(4) if group.rank == 0 else None), mh.SizeMismatchError, 0),
-        (lambda group: group.send(X, 2) if group.rank == 2 else group.barrier(), mh.SelfSendError, 2),
-        (lambda group: group.send(X, 3) if group.rank == 1 else group.recv(1), mh.InvalidRankError, 1),
+        (lambda group: group.scatter(np.ones(4) if group.rank == 0 else None), oa.SizeMismatchError, 0),
+        (lambda group: group.send(X, 2) if group.rank == 2 else group.barrier(), oa.SelfSendError, 2),
+        (lambda group: group.send(X, 3) if group.rank == 1 else group.recv(1), oa.InvalidRankError, 1),
         (lambda group: [1][group.rank] if group.rank == 1 else group.barrier(), IndexError, 1),
     ],
     ids=["rows", "self", "no such rank", "its own"],
@@ -350,7 +350,7 @@ def test_an_argument_that_cannot_be_is_the_cause_and_stops_the_others(program, k
         assert run.cause is run.errors[odd]
         others = {rank: error for rank, error in run.errors.items() if rank != odd}
         assert sorted(others) == [rank for rank in range(3) if rank != odd]
-        assert {type(error) for error in others.values()} == {mh.AbortedError}
+        assert {type(error) for error in others.values()} == {oa.AbortedError}
         assert all(f"rank {odd} ended with {kind.__name__}" in str(error) for error in others.values())
 
 
@@ -390,10 +390,10 @@ def test_ranks_in_the_errors_of_a_part_of_the_world_are_those_of_the_world():
     def program(group: Group) -> None:
         part = group.split(group.rank // 2)
         if group.rank == 3:
-            with pytest.raises(mh.InvalidRankError) as invalid:
+            with pytest.raises(oa.InvalidRankError) as invalid:
                 part.send(X, 3)
             assert invalid.value.rank == 3
-            with pytest.raises(mh.SelfSendError) as itself:
+            with pytest.raises(oa.SelfSendError) as itself:
                 part.send(X, 1)
             assert (itself.value.rank, itself.value.peer) == (3, 3)
 
@@ -414,6 +414,6 @@ def test_a_rank_may_not_use_the_group_of_another_rank(call):
             call(last[0])
         group.barrier()
 
-    with pytest.raises(mh.UsageError, match=r"^rank 2 uses the group of rank 0: ") as caught:
+    with pytest.raises(oa.UsageError, match=r"^rank 2 uses the group of rank 0: ") as caught:
         simulated.run(program, 4)
     assert caught.value.rank == 2

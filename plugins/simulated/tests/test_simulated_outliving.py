@@ -11,10 +11,10 @@ from unittest import mock
 
 import pytest
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import Group
-from manyhands_simulated import primitives
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import Group
+from oneaccord_simulated import primitives
 
 PATIENCE_S = 60
 
@@ -90,8 +90,8 @@ def test_thread_of_an_earlier_run_may_sleep_and_go_outside_in_a_later_one():
     with ThreadPoolExecutor(1) as pool:
 
         def rest(seconds: float) -> str:
-            mh.sleep(seconds)
-            with mh.outside():
+            oa.sleep(seconds)
+            with oa.outside():
                 return "slept"
 
         def program(group: Group) -> str:
@@ -110,11 +110,11 @@ def test_no_run_waits_for_what_a_thread_of_the_program_does_by_itself(way: str, 
     def program(group: Group) -> int:
         def linger() -> None:
             if way == "outside":
-                with mh.outside():
+                with oa.outside():
                     over.wait(PATIENCE_S)
             while not over.is_set():
                 if way == "sleep":
-                    mh.sleep(0.01)
+                    oa.sleep(0.01)
                 if way == "compute":
                     group.compute(0.01)
 
@@ -135,7 +135,7 @@ def nap(seconds: float) -> None:
     time.sleep(seconds)
 
 
-@pytest.mark.parametrize("wait", [nap, mh.sleep, threading.Event().wait], ids=["nap", "sleep", "event"])
+@pytest.mark.parametrize("wait", [nap, oa.sleep, threading.Event().wait], ids=["nap", "sleep", "event"])
 def test_threads_of_a_killed_rank_are_dead_for_good(wait: Callable[[float], object]):
     went_on: list[str] = []
     threads: list[threading.Thread] = []
@@ -255,7 +255,7 @@ def test_a_deadlock_names_threads_that_were_there_before():
     with started(lambda: may_end.wait(PATIENCE_S)):
         try:
             # Other tests may have left threads that run as well.
-            with pytest.raises(mh.DeadlockError, match=r"no part of it: (.*, )?early[,.] .* `with manyhands\.outside\(\):`"):
+            with pytest.raises(oa.DeadlockError, match=r"no part of it: (.*, )?early[,.] .* `with oneaccord\.outside\(\):`"):
                 simulated.run(program, 2)
         finally:
             may_end.set()

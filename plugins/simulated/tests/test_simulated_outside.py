@@ -16,9 +16,9 @@ from time import sleep
 
 import pytest
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import Group
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import Group
 
 
 def test_the_clock_stands_while_a_rank_is_outside():
@@ -28,7 +28,7 @@ def test_the_clock_stands_while_a_rank_is_outside():
 
     def program(group: Group) -> int:
         if group.rank == 0:
-            with mh.outside():
+            with oa.outside():
                 assert others.wait(30)  # a wait on the computer's clock
                 time.sleep(0.1)
                 ran.append("came back")
@@ -101,21 +101,21 @@ def test_timeouts_of_queues_and_futures_pass_virtual_time():
 
 def test_nothing_of_the_world_can_be_used_outside():
     def program(group: Group) -> None:
-        with mh.outside(), mh.outside():
+        with oa.outside(), oa.outside():
             group.barrier()
 
-    with pytest.raises(mh.UsageError, match=r"^this thread is in manyhands\.outside\(\)"):
+    with pytest.raises(oa.UsageError, match=r"^this thread is in oneaccord\.outside\(\)"):
         simulated.run(program, 2)
 
 
 def test_outside_does_nothing_in_an_ordinary_program():
-    with mh.outside():
+    with oa.outside():
         pass
 
 
 def test_a_program_is_waited_for_outside():
     def program(group: Group) -> int:
-        with mh.outside():
+        with oa.outside():
             done = subprocess.run(
                 [sys.executable, "-c", f"print({group.rank} + 1)"], capture_output=True, text=True, check=True
             )
@@ -198,7 +198,7 @@ def test_a_rank_killed_while_it_waits_for_its_thread_does_not_come_back():
             came_back.append("came back")
             return "returned"
         group.compute(5.0)
-        with pytest.raises(mh.PeerLostError):
+        with pytest.raises(oa.PeerLostError):
             group.barrier()
         return "survived"
 
@@ -260,12 +260,12 @@ def test_a_rank_may_not_compute_for_another_one(call):
             call(groups[1])
         group.barrier()
 
-    with pytest.raises(mh.UsageError, match=r"^rank 0 uses the group of rank 1"):
+    with pytest.raises(oa.UsageError, match=r"^rank 0 uses the group of rank 1"):
         simulated.run(program, 2)
 
 
 def test_a_mark_is_a_text():
-    with pytest.raises(mh.UsageError, match=r"^the label of a mark must be a text, not 7"):
+    with pytest.raises(oa.UsageError, match=r"^the label of a mark must be a text, not 7"):
         simulated.run(lambda group: group.mark(7), 2)
 
 
@@ -286,12 +286,12 @@ def test_to_compute_for_no_time_passes_none():
 def test_a_deadlock_report_tells_who_is_in_init_and_who_is_not():
     def program(group: Group) -> None:
         if group.rank == 0:
-            with mh.init("simulated", config={}) as second:
+            with oa.init("simulated", config={}) as second:
                 second.barrier()
         else:
             group.recv_async(0).wait()
 
-    with pytest.raises(mh.DeadlockError) as caught:
+    with pytest.raises(oa.DeadlockError) as caught:
         simulated.run(program, 2)
     headline, first, second = str(caught.value).splitlines()[:3]
     assert headline == "deadlock: no rank can go on: rank 1 waits for rank 0, which is in init"
@@ -305,7 +305,7 @@ def test_the_world_goes_on_while_threads_of_the_program_begin_and_end_and_the_co
     program = """
         import faulthandler, gc, threading, time
         import numpy as np
-        import manyhands_simulated as simulated
+        import oneaccord_simulated as simulated
 
         faulthandler.dump_traceback_later(30, exit=True)
         is_over = threading.Event()
@@ -371,7 +371,7 @@ def test_a_deadlock_is_found_beside_a_thread_that_naps_for_ever():
         if group.rank == 0:
             queue.Queue().get()
 
-    with pytest.raises(mh.DeadlockError, match=r"rank 0 is waiting for an event, a queue or a condition"):
+    with pytest.raises(oa.DeadlockError, match=r"rank 0 is waiting for an event, a queue or a condition"):
         simulated.run(program, 2)
     over.set()
 
@@ -453,7 +453,7 @@ def test_a_lock_that_another_world_holds_is_waited_for():
 
     def holds(group: Group) -> None:
         if group.rank == 0:
-            with lock, mh.outside():
+            with lock, oa.outside():
                 is_held.set()
                 assert waits.wait(30)
                 time.sleep(0.2)  # the other world finds the lock taken

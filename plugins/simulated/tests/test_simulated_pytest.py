@@ -1,4 +1,4 @@
-"""The plugin of pytest: the fixture ``world``, the option ``--manyhands-seed``, and what people see when a test fails."""
+"""The plugin of pytest: the fixture ``world``, the option ``--oneaccord-seed``, and what people see when a test fails."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from support import preloaded
 SAMPLE = """\
 import numpy as np
 import pytest
-import manyhands as mh
+import oneaccord as oa
 
 broken, internal, refused = {}, {}, {}
-exec("def call(): raise KeyError('a bug')", {"__name__": "manyhands.broken"}, broken)
-exec("def call(): raise manyhands.errors.InternalError('a bug')", {"__name__": "manyhands.x", "manyhands": mh}, internal)
-exec("def call(): raise manyhands.errors.UsageError('a word')", {"__name__": "manyhands.x", "manyhands": mh}, refused)
+exec("def call(): raise KeyError('a bug')", {"__name__": "oneaccord.broken"}, broken)
+exec("def call(): raise oneaccord.errors.InternalError('a bug')", {"__name__": "oneaccord.x", "oneaccord": oa}, internal)
+exec("def call(): raise oneaccord.errors.UsageError('a word')", {"__name__": "oneaccord.x", "oneaccord": oa}, refused)
 
 def train(group, expected=7):
     total = group.all_reduce(np.ones(3))
@@ -39,7 +39,7 @@ def kth(group, calls, k):
 def translated(group):
     try:
         crossed(group)
-    except mh.DeadlockError as error:
+    except oa.DeadlockError as error:
         raise ValueError("mine") from error
 
 def raised(error):
@@ -86,7 +86,7 @@ def test_unused(world):
 def test_skipped(world):
     world(2).run(lambda group: pytest.skip("not here"))
 
-@pytest.mark.xfail(raises=mh.DeadlockError, strict=True)
+@pytest.mark.xfail(raises=oa.DeadlockError, strict=True)
 def test_xfail(world):
     world(2).run(crossed)
 
@@ -179,7 +179,7 @@ def test_an_assertion_on_a_rank_reads_like_any_other(shown):
         f"+  where {np.float64(6.0)!r} = <built-in method sum of numpy.ndarray object at 0x>()",
         "+    where <built-in method sum of numpy.ndarray object at 0x> = array([2., 2., 2.]).sum",
         "raised on rank 1 of 2, in a simulated world of seed 0",
-        "repeat with: pytest test_it.py::test_wrong --manyhands-seed=0",
+        "repeat with: pytest test_it.py::test_wrong --oneaccord-seed=0",
     ]
     assert places(lines) == [at("world(2).run(train)\n"), at("assert total.sum()", "AssertionError")]
     assert ">   world(2).run(train)" in [re.sub(" +", " " * 3, line) for line in lines]
@@ -199,10 +199,10 @@ def test_a_deadlock_is_told_in_full_and_once(shown):
     where = at("group.recv(1 - group.rank)").rstrip(":")
     told = errors(lines)
     assert len(told) == 5
-    assert told[0].startswith("manyhands.errors.DeadlockError: deadlock: no rank can go on: ")
+    assert told[0].startswith("oneaccord.errors.DeadlockError: deadlock: no rank can go on: ")
     assert told[1].startswith(f"rank 0: recv from rank 1 #1 at {where}, ")
     assert told[2].startswith(f"rank 1: recv from rank 0 #1 at {where}, ")
-    assert told[4] == "repeat with: pytest test_it.py::test_deadlock --manyhands-seed=0"
+    assert told[4] == "repeat with: pytest test_it.py::test_deadlock --oneaccord-seed=0"
     assert re.fullmatch("raised on rank [01] of 2, in a simulated world of seed 0", told[3])
     assert places(lines) == [at("world(2).run(crossed)"), at("group.recv(1 - group.rank)", "DeadlockError")]
     assert "\n".join(lines).count("no rank can go on") == 1
@@ -220,14 +220,14 @@ def test_errors_that_led_to_the_last_one_are_shown_as_short(shown):
 
 
 def test_how_to_repeat_is_told_of_failures_outside_of_ranks_too(shown):
-    assert errors(shown["test_outside"])[-1] == "repeat with: pytest test_it.py::test_outside --manyhands-seed=0"
+    assert errors(shown["test_outside"])[-1] == "repeat with: pytest test_it.py::test_outside --oneaccord-seed=0"
     assert (
-        errors(shown["test_parameter[a b]"])[-1] == "repeat with: pytest 'test_it.py::test_parameter[a b]' --manyhands-seed=0"
+        errors(shown["test_parameter[a b]"])[-1] == "repeat with: pytest 'test_it.py::test_parameter[a b]' --oneaccord-seed=0"
     )
     assert not any("repeat with" in line for line in shown["test_unused"])
 
 
-def test_only_an_error_that_may_be_a_bug_of_manyhands_shows_its_lines(shown):
+def test_only_an_error_that_may_be_a_bug_of_oneaccord_shows_its_lines(shown):
     call = at("lambda group: broken")
     assert places(shown["test_bug"]) == [call, f"{call} in <lambda>", "<string>:1: KeyError"]
     call = at("lambda group: internal")
@@ -247,7 +247,7 @@ def test_an_exploration_fails_its_test_with_a_report(shown):
         "1 rank, seed 3, 0.000000 s",
         "0.000000 s  rank 0  ended",
         "repeat with: run(lambda group: kth(group, [], 4), 1, seed=3)",
-        "repeat with: pytest test_it.py::test_explore --manyhands-seed=3",
+        "repeat with: pytest test_it.py::test_explore --oneaccord-seed=3",
     ]
     assert places(lines) == [at("world(1).explore(kth"), at("raise RuntimeError", "RuntimeError")]
 
@@ -265,8 +265,8 @@ def test_assertions_on_the_trace_point_at_the_test(shown):
 
 def test_all_lines_are_shown_where_they_are_asked_for(sample):
     text = run_pytest(sample, "-k", "test_deadlock", "--full-trace").stdout
-    assert "manyhands_simulated/running.py" in text
-    assert "repeat with: pytest test_it.py::test_deadlock --manyhands-seed=0" in text
+    assert "oneaccord_simulated/running.py" in text
+    assert "repeat with: pytest test_it.py::test_deadlock --oneaccord-seed=0" in text
 
 
 # The option
@@ -287,11 +287,11 @@ def test_the_seed_of_the_command_line_is_that_of_worlds_whose_test_gives_none(tm
         "    world(1).explore(lambda group: None, seeds=iter([7, 8]), check=lambda run: tried.append(run.seed))\n"
         "    assert tried == [7, 8]\n"
     )
-    done = run_pytest(tmp_path, "--manyhands-seed=7")
+    done = run_pytest(tmp_path, "--oneaccord-seed=7")
     assert done.returncode == 0, done.stdout
-    assert "\nmanyhands: seed 7\n" in done.stdout
+    assert "\noneaccord: seed 7\n" in done.stdout
     for wrong in ("-1", "1.5", "x", "²"):
-        refused = run_pytest(tmp_path, f"--manyhands-seed={wrong}")
+        refused = run_pytest(tmp_path, f"--oneaccord-seed={wrong}")
         assert refused.returncode == pytest.ExitCode.USAGE_ERROR
         assert f"{wrong!r} is not a seed: expected an integer, 0 or more" in refused.stderr
 
@@ -316,7 +316,7 @@ def test_what_an_exploration_found_fails_again_by_the_line_that_is_told(tmp_path
     first = run_pytest(tmp_path, "--rootdir=sub", "sub").stdout
     told = re.search(r"repeat with: pytest (\S+) (\S+)\n", first)
     assert told[1] == "sub/test_it.py::test_it"
-    seed = int(told[2].removeprefix("--manyhands-seed="))
+    seed = int(told[2].removeprefix("--oneaccord-seed="))
     assert seed > 5
     again = run_pytest(tmp_path, told[1], told[2]).stdout
     assert f"seed {seed} gives other results than seed 5" in first
@@ -330,8 +330,8 @@ def test_what_an_exploration_found_fails_again_by_the_line_that_is_told(tmp_path
 def test_a_world_has_defaults_that_a_run_can_change(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
-        "import manyhands as mh\n"
-        "from manyhands_simulated import Kill\n"
+        "import oneaccord as oa\n"
+        "from oneaccord_simulated import Kill\n"
         "def test_it(world):\n"
         "    mine = world(2, network='textbook', faults=Kill(rank=1, operation='barrier'), timeout_s=5, config={'reproducible': True})\n"
         "    assert repr(mine) == '<world of 2 simulated ranks>'\n"
@@ -342,16 +342,16 @@ def test_a_world_has_defaults_that_a_run_can_change(tmp_path):
         "    assert 0 < fast.duration_s < slow.duration_s\n"
         "    waits = lambda group: group.recv(1) if group.rank == 0 else group.compute(100)\n"
         "    for timeout_s in (None, 3):\n"
-        "        with pytest.raises(mh.DeadlineError, match=f'within {timeout_s or 5} s'):\n"
+        "        with pytest.raises(oa.DeadlineError, match=f'within {timeout_s or 5} s'):\n"
         "            mine.run(waits, timeout_s=timeout_s)\n"
         "    killed = mine.run(lambda group: group.barrier(), check=False)\n"
-        "    assert type(killed.cause) is mh.PeerLostError\n"
+        "    assert type(killed.cause) is oa.PeerLostError\n"
         "    killed = mine.run(waits, faults=Kill(rank=1, at_s=1), check=False)\n"
-        "    assert type(killed.cause) is mh.PeerLostError\n"
-        "    with pytest.raises(mh.ConfigError, match='timeout'):\n"
+        "    assert type(killed.cause) is oa.PeerLostError\n"
+        "    with pytest.raises(oa.ConfigError, match='timeout'):\n"
         "        mine.run(waits, config={'timeout': 1})\n"
-        "    assert mine.explore(waits, seeds=range(3), expected=mh.DeadlineError).seeds_run == 3\n"
-        "    with pytest.raises(mh.DeadlineError, match='within 2 s'):\n"
+        "    assert mine.explore(waits, seeds=range(3), expected=oa.DeadlineError).seeds_run == 3\n"
+        "    with pytest.raises(oa.DeadlineError, match='within 2 s'):\n"
         "        mine.explore(waits, timeout_s=2)\n"
     )
     done = run_pytest(tmp_path)
@@ -368,10 +368,10 @@ def test_a_fixture_of_that_name_in_a_project_goes_before_this_one(tmp_path):
 
 @pytest.mark.long
 def test_it_works_on_the_workers_of_xdist(sample):
-    done = run_pytest(sample, "-n", "1", "-k", "test_wrong or test_prints", "--manyhands-seed=4")
+    done = run_pytest(sample, "-n", "1", "-k", "test_wrong or test_prints", "--oneaccord-seed=4")
     assert " 2 failed, 1 passed in " in done.stdout
     assert "raised on rank 1 of 2, in a simulated world of seed 4" in done.stdout
-    assert "repeat with: pytest test_it.py::test_wrong --manyhands-seed=4" in done.stdout
+    assert "repeat with: pytest test_it.py::test_wrong --oneaccord-seed=4" in done.stdout
 
 
 # What it costs those who do not use it
@@ -381,8 +381,8 @@ def test_an_unused_plugin_loads_nothing(tmp_path):
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     program = (
         "import sys, pytest\n"
-        "pytest.main(['-p', 'manyhands_simulated.pytest_plugin', '-p', 'no:cacheprovider'])\n"
-        "tops = {name for name in sys.modules if name.partition('.')[0] in {'numpy', 'pydantic', 'manyhands', 'manyhands_simulated'}}\n"
+        "pytest.main(['-p', 'oneaccord_simulated.pytest_plugin', '-p', 'no:cacheprovider'])\n"
+        "tops = {name for name in sys.modules if name.partition('.')[0] in {'numpy', 'pydantic', 'oneaccord', 'oneaccord_simulated'}}\n"
         "print(*sorted(tops))\n"
     )
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
@@ -390,9 +390,9 @@ def test_an_unused_plugin_loads_nothing(tmp_path):
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50, check=True
     )
     assert " 1 passed in " in done.stdout
-    assert done.stdout.splitlines()[-1] == "manyhands_simulated manyhands_simulated.pytest_plugin"
+    assert done.stdout.splitlines()[-1] == "oneaccord_simulated oneaccord_simulated.pytest_plugin"
 
 
 def test_pytest_finds_it_by_itself_and_can_be_told_not_to(tmp_path):
-    assert "--manyhands-seed=N" in run_pytest(tmp_path, "--help").stdout
-    assert "--manyhands-seed=N" not in run_pytest(tmp_path, "-p", "no:manyhands_simulated", "--help").stdout
+    assert "--oneaccord-seed=N" in run_pytest(tmp_path, "--help").stdout
+    assert "--oneaccord-seed=N" not in run_pytest(tmp_path, "-p", "no:oneaccord_simulated", "--help").stdout

@@ -1,4 +1,4 @@
-"""`manyhands_simulated.run`: a function on every rank, and what becomes of exceptions."""
+"""`oneaccord_simulated.run`: a function on every rank, and what becomes of exceptions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import traceback
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_simulated
-import manyhands_simulated as simulated
-from manyhands.api import Group, current_rank
+import oneaccord as oa
+import oneaccord_simulated
+import oneaccord_simulated as simulated
+from oneaccord.api import Group, current_rank
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
 def test_results_stand_in_the_order_of_ranks(size):
-    run = manyhands_simulated.run(lambda group: (group.rank, group.world_size, group.backend_name), size)
+    run = oneaccord_simulated.run(lambda group: (group.rank, group.world_size, group.backend_name), size)
     assert run.results == [(rank, size, "simulated") for rank in range(size)]
 
 
 def test_each_rank_is_a_thread_that_knows_its_rank():
-    run = manyhands_simulated.run(lambda group: (current_rank(), threading.current_thread().name), 3)
+    run = oneaccord_simulated.run(lambda group: (current_rank(), threading.current_thread().name), 3)
     assert run.results == [(rank, f"rank-{rank}") for rank in range(3)]
     assert current_rank() is None
 
@@ -31,14 +31,14 @@ def test_each_rank_is_a_thread_that_knows_its_rank():
 def test_config_and_timeout_are_the_groups():
     def program(group: Group) -> None:
         if group.rank == 1:
-            mh.sleep(1.0)  # the other one may yet be helped
-        with pytest.raises(mh.DeadlineError, match=r"recv from rank 1 #1 did not finish within 0.3 s: rank 0 waits for rank 1"):
+            oa.sleep(1.0)  # the other one may yet be helped
+        with pytest.raises(oa.DeadlineError, match=r"recv from rank 1 #1 did not finish within 0.3 s: rank 0 waits for rank 1"):
             group.recv(1 - group.rank)
 
-    manyhands_simulated.run(program, 2, timeout_s=0.3)
-    manyhands_simulated.run(program, 2, config={"timeout_s": 0.3})
-    with pytest.raises(mh.ConfigError, match=r"backends\.simulated\.eager_byte"):
-        manyhands_simulated.run(lambda group: None, 2, config={"backends": {"simulated": {"eager_byte": 1}}})
+    oneaccord_simulated.run(program, 2, timeout_s=0.3)
+    oneaccord_simulated.run(program, 2, config={"timeout_s": 0.3})
+    with pytest.raises(oa.ConfigError, match=r"backends\.simulated\.eager_byte"):
+        oneaccord_simulated.run(lambda group: None, 2, config={"backends": {"simulated": {"eager_byte": 1}}})
 
 
 @pytest.mark.parametrize("eager_bytes", [0, 100, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 1 << 30))])
@@ -61,13 +61,13 @@ def test_nothing_depends_on_what_is_sent_at_once(eager_bytes):
             group.barrier()
             assert (group.sendrecv(array, (rank + 1) % size, (rank - 1) % size) == (rank - 1) % size).all()
 
-    manyhands_simulated.run(program, 5, config={"backends": {"simulated": {"eager_bytes": eager_bytes}}}, timeout_s=20)
+    oneaccord_simulated.run(program, 5, config={"backends": {"simulated": {"eager_bytes": eager_bytes}}}, timeout_s=20)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, "2", None, True])
 def test_a_world_size_that_is_none(size):
-    with pytest.raises(mh.InvalidWorldSizeError, match="positive integer"):
-        manyhands_simulated.run(lambda group: None, size)
+    with pytest.raises(oa.InvalidWorldSizeError, match="positive integer"):
+        oneaccord_simulated.run(lambda group: None, size)
 
 
 class Mine(Exception):
@@ -98,13 +98,13 @@ def test_the_exception_of_one_rank_stops_the_others_and_is_raised(failing, wait)
             raise
 
     with pytest.raises(Mine, match="what went wrong") as caught:
-        manyhands_simulated.run(program, 4)
+        oneaccord_simulated.run(program, 4)
     assert caught.value.rank == failing
     assert any(f"raised on rank {failing} of 4" in note for note in caught.value.__notes__)
     assert "in program" in "".join(traceback.format_exception(caught.value))
     assert sorted(seen) == [rank for rank in range(4) if rank != failing]
     for error in seen.values():
-        assert type(error) is mh.AbortedError
+        assert type(error) is oa.AbortedError
         assert error.peer == failing
         assert f"rank {failing} ended with Mine: what went wrong" in str(error)
 
@@ -121,11 +121,11 @@ def test_of_several_exceptions_that_of_the_first_rank_to_fail_is_raised():
         # It waits for the failure, and then fails in its own way.
         try:
             group.barrier()
-        except mh.AbortedError:
+        except oa.AbortedError:
             raise ValueError("second") from None
 
     with pytest.raises(Mine) as caught:
-        manyhands_simulated.run(program, 3)
+        oneaccord_simulated.run(program, 3)
     assert caught.value.rank == 2
 
 
@@ -137,12 +137,12 @@ def test_the_first_cause_is_raised_whatever_those_raise_that_it_stopped():
             raise Mine("the cause")
         try:
             group.barrier()
-        except mh.AbortedError as error:
+        except oa.AbortedError as error:
             raise RuntimeError("a consequence") from error
 
     for _ in range(60):
         with pytest.raises(Mine) as caught:
-            manyhands_simulated.run(program, 3)
+            oneaccord_simulated.run(program, 3)
         assert caught.value.rank == 2
 
 
@@ -152,8 +152,8 @@ def test_an_exception_that_has_a_rank_keeps_it():
             group.send(1, 7)
         group.barrier()
 
-    with pytest.raises(mh.InvalidRankError) as caught:
-        manyhands_simulated.run(program, 3)
+    with pytest.raises(oa.InvalidRankError) as caught:
+        oneaccord_simulated.run(program, 3)
     assert (caught.value.rank, caught.value.peer) == (1, 7)
 
 
@@ -173,7 +173,7 @@ def test_a_rank_that_fails_while_another_has_begun_a_collective():
             group.all_reduce(np.ones(100_000))
 
     with pytest.raises(Mine) as caught:
-        manyhands_simulated.run(program, 3)
+        oneaccord_simulated.run(program, 3)
     assert caught.value.rank == 1
 
 
@@ -184,19 +184,19 @@ def test_a_rank_that_fails_before_the_others_have_come(failing):
     def program(group: Group) -> None:
         if group.rank == failing:
             raise Mine
-        with pytest.raises(mh.AbortedError):
+        with pytest.raises(oa.AbortedError):
             group.barrier()
 
     for _ in range(20):
         with pytest.raises(Mine) as caught:
-            manyhands_simulated.run(program, 3)
+            oneaccord_simulated.run(program, 3)
         assert caught.value.rank == failing
 
 
 def test_a_rank_that_returns_early_leaves_those_that_wait_for_it_in_a_deadlock():
-    with pytest.raises(mh.DeadlockError, match=r"rank 0 waits for rank 1, which has left the group") as caught:
-        manyhands_simulated.run(lambda group: None if group.rank else group.recv(1), 2)
-    assert isinstance(caught.value, mh.CollectiveMismatchError)
+    with pytest.raises(oa.DeadlockError, match=r"rank 0 waits for rank 1, which has left the group") as caught:
+        oneaccord_simulated.run(lambda group: None if group.rank else group.recv(1), 2)
+    assert isinstance(caught.value, oa.CollectiveMismatchError)
     assert caught.value.peer == 1
 
 
@@ -207,15 +207,15 @@ def test_what_came_of_a_run_can_be_asked_where_nothing_is_raised():
         group.barrier()
         return group.rank
 
-    run = manyhands_simulated.run(program, 3, seed=4, check=False)
+    run = oneaccord_simulated.run(program, 3, seed=4, check=False)
     assert run.results == [None] * 3
     assert sorted(run.errors) == [0, 1, 2]
     assert run.cause is run.errors[1]
-    assert {type(run.errors[rank]) for rank in (0, 2)} == {mh.AbortedError}
+    assert {type(run.errors[rank]) for rank in (0, 2)} == {oa.AbortedError}
     assert (run.world_size, run.seed, run.duration_s) == (3, 4, 0.0)
     assert repr(run) == "<Run of 3 ranks, seed 4, 0 s, failed: Mine>"
     with pytest.raises(Mine) as caught:
-        manyhands_simulated.run(program, 3, seed=4)
+        oneaccord_simulated.run(program, 3, seed=4)
     assert caught.value.run.errors.keys() == run.errors.keys()
     assert any("in a simulated world of seed 4" in note for note in caught.value.__notes__)
 
@@ -224,24 +224,24 @@ def test_an_error_that_a_rank_deals_with_is_none_of_the_run():
     def program(group: Group) -> str:
         try:
             group.send(1, 7)
-        except mh.InvalidRankError:
+        except oa.InvalidRankError:
             return f"rank {group.rank} went on with {group.all_reduce(1)}"
         return "?"
 
-    run = manyhands_simulated.run(program, 3)
+    run = oneaccord_simulated.run(program, 3)
     assert run.results == [f"rank {rank} went on with 3" for rank in range(3)]
     assert (run.errors, run.cause) == ({}, None)
 
 
 @pytest.mark.parametrize("seed", [-1, True, 1.0, "1", None])
 def test_a_seed_that_is_none(seed):
-    with pytest.raises(mh.UsageError, match="expected an integer, 0 or more"):
-        manyhands_simulated.run(lambda group: None, 2, seed)
+    with pytest.raises(oa.UsageError, match="expected an integer, 0 or more"):
+        oneaccord_simulated.run(lambda group: None, 2, seed)
 
 
 def test_messages_need_not_be_kept():
     kept, counted = (
-        manyhands_simulated.run(lambda group: group.all_reduce(np.ones(500)), 4, keep_messages=keep).trace
+        oneaccord_simulated.run(lambda group: group.all_reduce(np.ones(500)), 4, keep_messages=keep).trace
         for keep in (True, False)
     )
     assert len(kept.messages) == sum(kept.messages_sent(rank) for rank in range(4)) > 0
@@ -255,11 +255,11 @@ def test_a_program_may_make_several_groups_one_after_the_other():
     def program(group: Group) -> list[int]:
         totals = []
         for _ in range(3):
-            with mh.init() as again:
+            with oa.init() as again:
                 totals.append(again.all_reduce(again.rank).item())
         return [*totals, group.all_reduce(1).item()]
 
-    assert manyhands_simulated.run(program, 4).results == [[6, 6, 6, 4]] * 4
+    assert oneaccord_simulated.run(program, 4).results == [[6, 6, 6, 4]] * 4
 
 
 def test_worlds_do_not_disturb_each_other():
@@ -270,13 +270,13 @@ def test_worlds_do_not_disturb_each_other():
         return group.all_reduce(group.rank).item()
 
     def outer(group: Group) -> list[int]:
-        results = manyhands_simulated.run(inner, 3).results
+        results = oneaccord_simulated.run(inner, 3).results
         group.barrier()
         return results
 
     threads = [
         threading.Thread(
-            target=lambda: sums.extend(functools.reduce(operator.iadd, manyhands_simulated.run(outer, 2).results, []))
+            target=lambda: sums.extend(functools.reduce(operator.iadd, oneaccord_simulated.run(outer, 2).results, []))
         )
         for _ in range(3)
     ]
@@ -297,8 +297,8 @@ def test_no_thread_is_left():
 
     for _ in range(5):
         with pytest.raises(Mine):
-            manyhands_simulated.run(program, 4)
-    manyhands_simulated.run(lambda group: group.barrier(), 4)
+            oneaccord_simulated.run(program, 4)
+    oneaccord_simulated.run(lambda group: group.barrier(), 4)
     assert set(threading.enumerate()) <= before
 
 
@@ -357,20 +357,20 @@ MISMATCHES = {
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_a_mismatch_is_an_error_on_every_rank_and_says_who_did_what(what, odd):
     call, common, different = MISMATCHES[what]
-    errors: dict[int, mh.CollectiveMismatchError] = {}
+    errors: dict[int, oa.CollectiveMismatchError] = {}
 
     def program(group: Group) -> None:
         group.barrier()
-        with pytest.raises(mh.CollectiveMismatchError) as caught:  # noqa: PT012 - a call may return before the others differ
+        with pytest.raises(oa.CollectiveMismatchError) as caught:  # noqa: PT012 - a call may return before the others differ
             call(group, group.rank == odd)
             group.barrier()
         errors[group.rank] = caught.value
         # The group has failed for good, and says why again.
-        with pytest.raises(mh.CollectiveMismatchError) as again:
+        with pytest.raises(oa.CollectiveMismatchError) as again:
             group.all_reduce(1)
         assert str(again.value) == str(caught.value)
 
-    manyhands_simulated.run(program, 3)
+    oneaccord_simulated.run(program, 3)
     assert sorted(errors) == [0, 1, 2]
     for rank, error in errors.items():
         assert error.rank == rank
@@ -396,10 +396,10 @@ def test_calls_that_trade_sizes_first_give_nobody_a_wrong_result(program):
     results = []
 
     def checked(group: Group) -> None:
-        with pytest.raises(mh.CollectiveMismatchError):
+        with pytest.raises(oa.CollectiveMismatchError):
             results.append(program(group))
 
-    manyhands_simulated.run(checked, 3)
+    oneaccord_simulated.run(checked, 3)
     assert results == []
 
 
@@ -423,7 +423,7 @@ def test_a_function_none_of_whose_lines_runs_is_refused(kind):
         yield group
 
     function = coroutine if kind == "coroutine" else generator
-    with pytest.raises(mh.UsageError, match=f"^{kind} returned a {kind}, none of whose lines has run"):
+    with pytest.raises(oa.UsageError, match=f"^{kind} returned a {kind}, none of whose lines has run"):
         simulated.run(function, 2)
 
 
@@ -437,7 +437,7 @@ def test_a_function_none_of_whose_lines_runs_is_refused(kind):
     ],
 )
 def test_config_that_would_change_nothing_is_refused(config, words):
-    with pytest.raises(mh.UsageError, match=words):
+    with pytest.raises(oa.UsageError, match=words):
         simulated.run(lambda group: group.rank, 2, config=config)
 
 
@@ -470,5 +470,5 @@ def test_an_exception_without_words_is_raised_as_it_is_and_the_others_are_told_i
 
     run = simulated.run(program, 2, check=False)
     assert isinstance(run.cause, _WordlessError)
-    assert isinstance(run.errors[0], mh.AbortedError)
+    assert isinstance(run.errors[0], oa.AbortedError)
     assert "rank 1 ended with _WordlessError: (its words cannot be shown)" in str(run.errors[0])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import manyhands_simulated as simulated
-from manyhands.api import Group
+import oneaccord_simulated as simulated
+from oneaccord.api import Group
 
 DIGITS = Path(__file__).parents[3] / "examples" / "train_digits.py"
 MAX_MIB = 1024
@@ -22,7 +22,7 @@ Alone = Callable[[str], tuple[Any, int]]
 PRELUDE = """
 import importlib.util, json, resource, sys
 import numpy as np
-import manyhands_simulated as simulated
+import oneaccord_simulated as simulated
 
 def tell(found):
     try:  # not ru_maxrss: on Linux that is the parent's, where this was larger before exec

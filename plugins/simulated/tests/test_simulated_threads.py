@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import Group
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import Group
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_ranks_may_hand_things_over_in_a_queue_that_they_share():
 
 def ask_with_sleep_0(done: list[object]) -> None:
     while not done:
-        mh.sleep(0)
+        oa.sleep(0)
 
 
 def ask_now_and_then(done: list[object]) -> None:
@@ -151,7 +151,7 @@ def test_a_rank_may_ask_again_and_again_whether_a_callback_has_run(ask, seconds)
     assert run.duration_s == pytest.approx(seconds, rel=1e-12)
 
 
-@pytest.mark.parametrize("pause", [lambda _: mh.sleep(0), lambda group: group.compute(0), lambda _: None])
+@pytest.mark.parametrize("pause", [lambda _: oa.sleep(0), lambda group: group.compute(0), lambda _: None])
 def test_a_rank_may_ask_a_work_again_and_again(pause):
     def program(group: Group) -> float:
         if group.rank == 1:
@@ -227,9 +227,9 @@ def test_a_rank_may_hold_a_lock_that_another_one_wants(kind):
 
     def program(group: Group) -> float:
         with lock:
-            mh.sleep(1.0)
+            oa.sleep(1.0)
         lock.acquire()
-        mh.sleep(1.0)
+        oa.sleep(1.0)
         lock.release()
         return group.all_reduce(1.0).item()
 
@@ -300,7 +300,7 @@ def test_no_deadline_passes_while_a_rank_is_about_to_help():
         elif group.rank == 1:
             return group.recv(0, timeout_s=60.0).item()
         else:
-            mh.sleep(100.0)
+            oa.sleep(100.0)
         return 0.0
 
     def slow() -> float:
@@ -371,7 +371,7 @@ def test_an_exception_in_a_thread_of_a_rank_is_that_threads(monkeypatch):
         return group.all_reduce(1.0).item()
 
     assert simulated.run(program, 3).results == [3.0] * 3
-    assert seen == [mh.InvalidRankError] * 3
+    assert seen == [oa.InvalidRankError] * 3
 
 
 def test_an_interrupt_ends_the_run_and_all_that_it_began():
@@ -489,7 +489,7 @@ def test_a_group_whose_run_is_over_says_so(faults):
     ]
     for group in groups:
         for call in calls:
-            with pytest.raises(mh.ClosedError, match="closed"):
+            with pytest.raises(oa.ClosedError, match="closed"):
                 call(group)
         group.close()
 
@@ -503,7 +503,7 @@ def test_a_thread_that_lives_on_meets_a_closed_group(monkeypatch):
             over.wait(20)
             try:
                 group.all_reduce(1.0)
-            except mh.ManyHandsError as error:
+            except oa.OneAccordError as error:
                 seen.append(error)
 
         if group.rank == 0:
@@ -515,7 +515,7 @@ def test_a_thread_that_lives_on_meets_a_closed_group(monkeypatch):
         if seen:
             break
         time.sleep(0.01)
-    assert [type(error) for error in seen] == [mh.ClosedError]
+    assert [type(error) for error in seen] == [oa.ClosedError]
 
 
 def test_a_thread_that_waits_when_the_run_ends_is_told(monkeypatch):
@@ -527,7 +527,7 @@ def test_a_thread_that_waits_when_the_run_ends_is_told(monkeypatch):
         if group.rank == 0:
             threads.append(threading.Thread(target=group.recv, args=(1,)))
             threads[0].start()
-            mh.sleep(1.0)
+            oa.sleep(1.0)
             raise Mine
         group.barrier()
 
@@ -535,4 +535,4 @@ def test_a_thread_that_waits_when_the_run_ends_is_told(monkeypatch):
         simulated.run(program, 2)
     threads[0].join(20)
     assert len(seen) == 1
-    assert issubclass(seen[0], mh.ManyHandsError)
+    assert issubclass(seen[0], oa.OneAccordError)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import NETWORKS, Group, Jitter, Network, NetworkLevel
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import NETWORKS, Group, Jitter, Network, NetworkLevel
 
 US, GB = 1e-6, 1e9
 TEXTBOOK = (1 * US, 10 * GB)
@@ -37,7 +37,7 @@ def test_a_run_in_which_nothing_takes_time_takes_none():
 def test_a_rank_takes_the_sum_of_what_it_computes_and_sleeps(pieces):
     def program(group: Group) -> None:
         for what, seconds in pieces:
-            group.compute(seconds) if what == "compute" else mh.sleep(seconds)
+            group.compute(seconds) if what == "compute" else oa.sleep(seconds)
 
     expected = 0.0
     for _, seconds in pieces:
@@ -60,7 +60,7 @@ def test_ranks_compute_at_the_same_time_and_all_wait_for_the_last():
 def test_a_straggler_computes_for_longer_and_sleeps_as_long_as_all():
     def program(group: Group) -> None:
         group.compute(1.0)
-        mh.sleep(0.25)
+        oa.sleep(0.25)
         group.barrier()
 
     run = simulated.run(program, 3, faults=simulated.Slow(rank=1, factor=4.0))
@@ -83,30 +83,30 @@ def test_work_goes_on_while_its_rank_computes():
 @pytest.mark.parametrize("seconds", [-1, -1e-300, math.nan, math.inf, "1", None, 1j])
 def test_seconds_that_are_none_are_refused(seconds):
     def program(group: Group) -> None:
-        for call in (group.compute, mh.sleep):
-            with pytest.raises(mh.UsageError, match="finite number of at least 0"):
+        for call in (group.compute, oa.sleep):
+            with pytest.raises(oa.UsageError, match="finite number of at least 0"):
                 call(seconds)
 
     run = simulated.run(program, 2)
     assert run.duration_s == 0.0
-    with pytest.raises(mh.UsageError, match="finite number of at least 0"):
-        mh.sleep(seconds)
+    with pytest.raises(oa.UsageError, match="finite number of at least 0"):
+        oa.sleep(seconds)
 
 
 @pytest.mark.parametrize("seconds", [0, 0.0, np.float64(0.5), 2, 1e12])
 def test_seconds_may_be_any_number_that_a_clock_can_add(seconds):
     def program(group: Group) -> None:
         group.compute(seconds)
-        mh.sleep(seconds)
+        oa.sleep(seconds)
 
     assert simulated.run(program, 2).duration_s == 2 * seconds
 
 
 def test_outside_of_a_world_sleep_really_sleeps_and_nothing_is_computed():
     started = time.monotonic()
-    mh.sleep(0.01)
+    oa.sleep(0.01)
     assert time.monotonic() - started >= 0.01
-    with mh.init() as group:
+    with oa.init() as group:
         group.compute(1e6)
         group.mark("no trace")
 
@@ -244,7 +244,7 @@ def test_messages_between_two_ranks_keep_their_order_whatever_delays_them():
 def test_long_waits_take_no_time_on_the_computers_clock():
     def program(group: Group) -> None:
         if group.rank == 0:
-            mh.sleep(1e6)
+            oa.sleep(1e6)
             group.send(1, 1)
         else:
             group.recv(0, timeout_s=1.5e6)
@@ -256,13 +256,13 @@ def test_long_waits_take_no_time_on_the_computers_clock():
 def test_a_deadline_passes_exactly_when_it_should(timeout_s):
     def program(group: Group) -> None:
         group.barrier()
-        mh.sleep(3.0)
+        oa.sleep(3.0)
         if group.rank == 1:
-            mh.sleep(2 * timeout_s)
+            oa.sleep(2 * timeout_s)
         group.recv(1 - group.rank, timeout_s=timeout_s)
 
     run = simulated.run(program, 2, check=False)
-    assert {type(error) for error in run.errors.values()} == {mh.DeadlineError}
+    assert {type(error) for error in run.errors.values()} == {oa.DeadlineError}
     assert f"recv from rank 1 #1 did not finish within {timeout_s:g} s" in str(run.cause)
     late = run.trace.calls_of(0, "recv")[0]
     assert (late.start_s, late.end_s, late.error) == (3.0, 3.0 + timeout_s, "DeadlineError")
@@ -271,7 +271,7 @@ def test_a_deadline_passes_exactly_when_it_should(timeout_s):
 def test_what_comes_at_the_last_moment_is_in_time():
     def program(group: Group) -> Any:
         if group.rank == 1:
-            mh.sleep(5.0)
+            oa.sleep(5.0)
             return group.send(7, 0)
         return group.recv(1, timeout_s=5.0).item()
 
@@ -282,7 +282,7 @@ def test_what_comes_at_the_last_moment_is_in_time():
 def test_the_default_deadline_is_that_of_the_group():
     def program(group: Group) -> None:
         if group.rank:
-            mh.sleep(100.0)
+            oa.sleep(100.0)
         else:
             group.recv(1)
 
@@ -295,12 +295,12 @@ def test_the_default_deadline_is_that_of_the_group():
 def test_waiting_for_work_may_end_early_and_go_on():
     def program(group: Group) -> None:
         if group.rank == 0:
-            mh.sleep(1.0)
+            oa.sleep(1.0)
             group.send(1, 1)
             return
         work = group.recv_async(0)
         for _ in range(2):
-            with pytest.raises(mh.DeadlineError, match=r"was not done within 0\.4 s of waiting; the call continues"):
+            with pytest.raises(oa.DeadlineError, match=r"was not done within 0\.4 s of waiting; the call continues"):
                 work.wait(timeout_s=0.4)
             group.mark("gave up")
         assert work.wait(timeout_s=0.4) == 1
@@ -317,7 +317,7 @@ def test_leaving_takes_as_long_as_it_is_given():
         if group.rank == 0:
             group.close(timeout_s=2.0)
         else:
-            mh.sleep(10.0)
+            oa.sleep(10.0)
 
     run = simulated.run(program, 2)
     assert [mark.time_s for mark in run.trace.marks_of(0) if mark.kind == "ended"] == [2.0]
@@ -327,10 +327,10 @@ def test_leaving_takes_as_long_as_it_is_given():
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, "1"])
 def test_deadlines_that_are_none_are_refused(timeout_s):
     def program(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match="timeout_s must be a positive, finite number"):
+        with pytest.raises(oa.UsageError, match="timeout_s must be a positive, finite number"):
             group.barrier(timeout_s=timeout_s)
         work = group.barrier_async()
-        with pytest.raises(mh.UsageError, match="timeout_s must be a positive, finite number"):
+        with pytest.raises(oa.UsageError, match="timeout_s must be a positive, finite number"):
             work.wait(timeout_s)
         work.wait()
 
@@ -360,7 +360,7 @@ def test_ranks_may_ask_again_and_again_whether_work_is_done(size, network):
 def test_who_asks_lets_the_clock_go_on_to_what_happens_next():
     def program(group: Group) -> None:
         if group.rank == 0:
-            mh.sleep(5.0)
+            oa.sleep(5.0)
             group.send(1, 1)
             return
         work = group.recv_async(0)
@@ -374,12 +374,12 @@ def test_who_asks_lets_the_clock_go_on_to_what_happens_next():
 def test_work_fails_at_its_deadline_for_those_who_ask():
     def program(group: Group) -> None:
         if group.rank == 0:
-            mh.sleep(1e3)
+            oa.sleep(1e3)
             return
         work = group.recv_async(0, timeout_s=60.0)
         while not work.done():
             pass
-        assert isinstance(work.exception(), mh.DeadlineError)
+        assert isinstance(work.exception(), oa.DeadlineError)
         group.mark("seen")
 
     run = simulated.run(program, 2, check=False)
@@ -393,7 +393,7 @@ def test_ranks_that_ask_for_what_never_comes_are_in_a_deadlock():
             pass
         work.wait()
 
-    with pytest.raises(mh.DeadlockError, match="rank 0 waits for rank 1, which waits for rank 0"):
+    with pytest.raises(oa.DeadlockError, match="rank 0 waits for rank 1, which waits for rank 0"):
         simulated.run(program, 2)
 
 
@@ -405,7 +405,7 @@ def test_an_event_loop_awaits_several_works_while_the_clock_goes_on():
 
         async def main() -> list[float]:
             if group.rank == 1:
-                mh.sleep(2.0)
+                oa.sleep(2.0)
             found = await asyncio.gather(*(doubled(number) for number in range(4)), other())
             return found[:-1]
 
@@ -426,9 +426,9 @@ def test_an_event_loop_meets_the_error_of_a_work():
             await group.recv_async(1, timeout_s=3.0)
 
         if group.rank == 1:
-            mh.sleep(10.0)
+            oa.sleep(10.0)
             return
-        with pytest.raises(mh.DeadlineError, match="did not finish within 3 s"):
+        with pytest.raises(oa.DeadlineError, match="did not finish within 3 s"):
             asyncio.run(main())
         group.mark("met")
 
@@ -447,7 +447,7 @@ def test_an_event_loop_waits_for_several_works_while_the_clock_goes_on():
             return [sorted(int(work.wait()) for work in done) for done in (first, every)]
 
         if group.rank:
-            mh.sleep(4.0 - group.rank)
+            oa.sleep(4.0 - group.rank)
             group.send(group.rank, 0)
             return []
         return asyncio.run(main())
@@ -468,7 +468,7 @@ def test_an_event_loop_that_waits_for_several_works_learns_that_they_never_end()
 
         asyncio.run(main())
 
-    with pytest.raises(mh.DeadlockError, match="rank 0 waits for rank 1, which waits for rank 0"):
+    with pytest.raises(oa.DeadlockError, match="rank 0 waits for rank 1, which waits for rank 0"):
         simulated.run(program, 2)
 
 
@@ -479,8 +479,8 @@ def test_works_are_completed_in_an_order_that_follows_from_the_seed(seed: int):
             group.send(group.rank, 0)
             return []
         works = [group.recv_async(rank) for rank in range(1, 8)]
-        first = mh.wait_any(works)
-        return [first, *(int(work.wait()) for work in mh.as_completed(works)), *(int(each) for each in mh.wait_all(works))]
+        first = oa.wait_any(works)
+        return [first, *(int(work.wait()) for work in oa.as_completed(works)), *(int(each) for each in oa.wait_all(works))]
 
     runs = [simulated.run(program, 8, seed=seed).results[0] for _ in range(3)]
     assert runs[0] == runs[1] == runs[2]
@@ -490,16 +490,16 @@ def test_works_are_completed_in_an_order_that_follows_from_the_seed(seed: int):
 def test_who_waits_for_any_work_goes_on_when_it_ends_or_when_its_time_is_up():
     def program(group: Group) -> list[float]:
         if group.rank:
-            mh.sleep(float(group.rank))
+            oa.sleep(float(group.rank))
             group.send(group.rank, 0)
             return []
         works = [group.recv_async(rank) for rank in (3, 2)]
-        with pytest.raises(mh.DeadlineError, match="none of 2 calls was done within 1 s"):
-            mh.wait_any(works, timeout_s=1.0)
+        with pytest.raises(oa.DeadlineError, match="none of 2 calls was done within 1 s"):
+            oa.wait_any(works, timeout_s=1.0)
         group.mark("late")
-        assert mh.wait_any(works, timeout_s=60.0) == 1
+        assert oa.wait_any(works, timeout_s=60.0) == 1
         group.mark("any")
-        assert [work.wait().item() for work in mh.as_completed(works)] == [2, 3]
+        assert [work.wait().item() for work in oa.as_completed(works)] == [2, 3]
         group.mark("every")
         return [group.recv(1).item()]
 
@@ -510,10 +510,10 @@ def test_who_waits_for_any_work_goes_on_when_it_ends_or_when_its_time_is_up():
 def test_callbacks_come_when_work_ends_on_the_virtual_clock():
     def program(group: Group) -> None:
         if group.rank == 0:
-            mh.sleep(1.5)
+            oa.sleep(1.5)
         work = group.barrier_async()
         work.add_done_callback(lambda _: group.mark("called back"))
-        mh.sleep(4.0)
+        oa.sleep(4.0)
         work.wait()
 
     run = simulated.run(program, 2)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.api import UsageError
-from manyhands.contract.header import OPERATIONS
-from manyhands_simulated.trace import CallEvent, MarkEvent, MessageEvent, Trace
+from oneaccord.api import UsageError
+from oneaccord.contract.header import OPERATIONS
+from oneaccord_simulated.trace import CallEvent, MarkEvent, MessageEvent, Trace
 
 US = 1e-6
 

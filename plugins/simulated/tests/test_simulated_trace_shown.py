@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.api import InternalError, UsageError
-from manyhands_simulated.trace import CallEvent, Trace
+from oneaccord.api import InternalError, UsageError
+from oneaccord_simulated.trace import CallEvent, Trace
 
 US = 1e-6
 
@@ -42,7 +42,7 @@ def tiny() -> Trace:
 
 TINY_JSON = """\
 {"traceEvents":[
-{"name":"process_name","ph":"M","pid":1,"args":{"name":"manyhands, 2 ranks, seed 7"}},
+{"name":"process_name","ph":"M","pid":1,"args":{"name":"oneaccord, 2 ranks, seed 7"}},
 {"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{"name":"rank 0"}},
 {"name":"thread_sort_index","ph":"M","pid":1,"tid":1,"args":{"sort_index":1}},
 {"name":"thread_name","ph":"M","pid":1,"tid":2,"args":{"name":"rank 0, background 1"}},
@@ -115,7 +115,7 @@ def test_the_json_of_a_tiny_trace():
     assert tiny().to_json().encode() == tiny().to_json().encode()
     check_json(tiny())
     check_json(Trace(1, 0))
-    assert '"manyhands, 1 rank, seed 0"' in Trace(1, 0).to_json()
+    assert '"oneaccord, 1 rank, seed 0"' in Trace(1, 0).to_json()
 
 
 times = st.floats(0, 1e-5, allow_subnormal=False)

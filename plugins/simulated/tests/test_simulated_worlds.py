@@ -7,18 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import manyhands as mh
-import manyhands_simulated as simulated
-from manyhands.api import Group
+import oneaccord as oa
+import oneaccord_simulated as simulated
+from oneaccord.api import Group
 
 
 def test_a_rank_may_run_a_world_of_its_own():
     def inner(group: Group) -> int:
-        mh.sleep(3.0)
+        oa.sleep(3.0)
         return group.all_reduce(group.rank).item()
 
     def outer(group: Group) -> tuple[list[int], float]:
-        mh.sleep(1.0)
+        oa.sleep(1.0)
         run = simulated.run(inner, 3)
         group.barrier()
         return run.results, run.duration_s
@@ -41,7 +41,7 @@ def test_a_world_in_a_world_is_repeated_with_it():
 
 def test_a_rank_may_not_use_the_group_of_another_world():
     def outer(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match="belongs to another simulated world"):
+        with pytest.raises(oa.UsageError, match="belongs to another simulated world"):
             simulated.run(lambda _: group.barrier(), 2)
         group.barrier()
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.worlds import over_sockets
 
-import manyhands as mh
-from manyhands import Group
-from manyhands.config import load
-from manyhands_tcp.interfaces import address_of
+import oneaccord as oa
+from oneaccord import Group
+from oneaccord.config import load
+from oneaccord_tcp.interfaces import address_of
 
 
 def run(**tcp: Any) -> list[Any]:
@@ -45,16 +45,16 @@ def test_a_host_is_listened_on_and_wins_over_the_interface() -> None:
 
 def test_an_unknown_interface_is_refused_with_those_that_there_are() -> None:
     results = run(interface="eth77")
-    first = next(result for result in results if isinstance(result, mh.ConfigError))
+    first = next(result for result in results if isinstance(result, oa.ConfigError))
     assert (first.key, first.value) == ("backends.tcp.interface", "eth77")
     assert "'eth77'" in str(first)
     assert "it has lo" in str(first) or ", lo" in str(first)
-    assert all(isinstance(result, (mh.ConfigError, mh.AbortedError)) for result in results)
+    assert all(isinstance(result, (oa.ConfigError, oa.AbortedError)) for result in results)
 
 
 def test_a_host_of_another_machine_is_refused() -> None:
     results = run(host="198.51.100.7")
-    first = next(result for result in results if isinstance(result, mh.RendezvousError))
+    first = next(result for result in results if isinstance(result, oa.RendezvousError))
     assert "198.51.100.7" in str(first)
     assert "no such address" in str(first)
     # It is the backend's own address that is wrong, on whichever rank; not the one where the ranks meet, which is rank 0's.
@@ -64,15 +64,15 @@ def test_a_host_of_another_machine_is_refused() -> None:
 
 
 def test_without_a_secret_only_loopback_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MANYHANDS_SECRET", raising=False)
+    monkeypatch.delenv("ONEACCORD_SECRET", raising=False)
     results = run(host="0.0.0.0")
-    first = next(result for result in results if isinstance(result, mh.AuthenticationError))
+    first = next(result for result in results if isinstance(result, oa.AuthenticationError))
     assert "without a secret is refused" in str(first)
 
 
 def test_a_host_that_means_every_address_can_be_dialled_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told to the other ranks must lead to this host from theirs: 0.0.0.0 leads each to itself."""
-    monkeypatch.setenv("MANYHANDS_SECRET", "a secret of the tests")
+    monkeypatch.setenv("ONEACCORD_SECRET", "a secret of the tests")
     assert [result[0] for result in run(host="0.0.0.0")] == ["127.0.0.1"] * 2
 
 
@@ -80,21 +80,21 @@ def test_a_host_that_means_every_address_can_be_dialled_by_the_others(monkeypatc
 def test_a_buffer_has_bounds(value: int) -> None:
     resolved = load({"backends": {"tcp": {"buffer_bytes": value}}}, environ={})
     with pytest.raises(
-        mh.ConfigError, match=f"backends.tcp.buffer_bytes = {value}: it should be (greater|less) than or equal to"
+        oa.ConfigError, match=f"backends.tcp.buffer_bytes = {value}: it should be (greater|less) than or equal to"
     ):
         resolved.backend_config("tcp")
 
 
 def test_the_address_of_an_interface() -> None:
     assert address_of("lo") == "127.0.0.1"
-    with pytest.raises(mh.ConfigError, match="no such interface"):
+    with pytest.raises(oa.ConfigError, match="no such interface"):
         address_of("")
 
 
 def test_a_congestion_control_that_the_host_lacks_is_refused_with_those_that_it_has() -> None:
     results = over_sockets(lambda group: group.rank, congestion_control="carrier_pigeon")
     for result in results:
-        assert isinstance(result, mh.ConfigError), result
+        assert isinstance(result, oa.ConfigError), result
         assert "carrier_pigeon" in str(result)
         assert "auto, " in str(result)
         assert result.key == "backends.tcp.congestion_control"

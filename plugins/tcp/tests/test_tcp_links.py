@@ -14,8 +14,8 @@ from support.waiting import PATIENCE_S, until
 from support.worlds import must
 from support.worlds import over_sockets as run
 
-import manyhands as mh
-from manyhands import Group
+import oneaccord as oa
+from oneaccord import Group
 
 
 def links(group: Group) -> list[tuple[int, int]]:
@@ -123,7 +123,7 @@ def test_messages_that_move_in_small_parts_arrive_whole() -> None:
     must(run(program, buffer_bytes=1 << 16))
 
 
-@pytest.mark.parametrize("garbage", [bytes(64), b"MHD1" + b"\xff" * 400], ids=["zeros", "almost"])
+@pytest.mark.parametrize("garbage", [bytes(64), b"OAC1" + b"\xff" * 400], ids=["zeros", "almost"])
 def test_garbage_from_a_proven_peer_ends_the_job(garbage: bytes) -> None:
     together = threading.Barrier(3)
 
@@ -135,9 +135,9 @@ def test_garbage_from_a_proven_peer_ends_the_job(garbage: bytes) -> None:
         group.all_gather(np.ones(1))
 
     results = run(program, 3)
-    assert [type(result) for result in results] == [mh.ProtocolError] * 3, results
+    assert [type(result) for result in results] == [oa.ProtocolError] * 3, results
     assert len({str(result) for result in results}) == 1
-    assert "rank 0 sent rank 1 something that is no manyhands message" in str(results[0])
+    assert "rank 0 sent rank 1 something that is no oneaccord message" in str(results[0])
     assert [result.peer for result in results] == [0] * 3
 
 
@@ -154,7 +154,7 @@ def test_a_connection_that_breaks_while_both_live_is_a_lost_peer(breaker: int) -
         group.all_gather(np.ones(1))
 
     results = run(program, 3)
-    assert [type(result) for result in results] == [mh.PeerLostError] * 3, results
+    assert [type(result) for result in results] == [oa.PeerLostError] * 3, results
     assert len({str(result) for result in results}) == 1
     assert results[0].peer in (0, 1)
     assert "the connection of rank" in str(results[0])
@@ -178,7 +178,7 @@ def test_a_peer_that_cannot_be_reached_is_lost() -> None:
         group.barrier()
 
     results = run(program)
-    assert [type(result) for result in results] == [mh.PeerLostError] * 2, results
+    assert [type(result) for result in results] == [oa.PeerLostError] * 2, results
     assert "Connection refused" in str(results[0])
 
 
@@ -204,9 +204,9 @@ def test_silence_is_bounded_on_the_control_connection_alone() -> None:
 @pytest.mark.parametrize("checksum", ["false", "true"])
 def test_a_connection_that_somebody_on_the_path_leads_to_another_rank_is_refused(nursery: Nursery, checksum: str) -> None:
     program = """
-        from manyhands.net import network
+        from oneaccord.net import network
         connect = network._connect
-        group = mh.init(timeout_s=30)
+        group = oa.init(timeout_s=30)
         if rank == 0:
             one, two = map(tuple, group._job.backend._addresses[1:])
             network._connect = lambda address, *rest: connect({one: two, two: one}.get(tuple(address), address), *rest)
@@ -214,7 +214,7 @@ def test_a_connection_that_somebody_on_the_path_leads_to_another_rank_is_refused
         else:
             attempt(group.recv, 0)
     """
-    with nursery.ranks(program, MANYHANDS_BACKEND="tcp", MANYHANDS_SECURITY__CHECKSUM=checksum) as ranks:
+    with nursery.ranks(program, ONEACCORD_BACKEND="tcp", ONEACCORD_SECURITY__CHECKSUM=checksum) as ranks:
         failures = ranks.start().raised()
     assert failures.keys() == {0, 1, 2}
     assert (failures[0]["type"], failures[0]["about"]) == ("PeerLostError", 1)

@@ -21,14 +21,14 @@ from support.transport_tools import PATIENCE_S, finish
 from support.waiting import until
 from support.worlds import must, on_threads, over_sockets
 
-import manyhands as mh
-from manyhands import Group
-from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Seal, Transfer, Transport
-from manyhands.config import load
-from manyhands_tcp import backend as module
-from manyhands_tcp.backend import TcpBackend
-from manyhands_tcp.plugin import TcpConfig
-from manyhands_tcp.streams import SEGMENT_BYTES, enough_streams, segments
+import oneaccord as oa
+from oneaccord import Group
+from oneaccord.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Seal, Transfer, Transport
+from oneaccord.config import load
+from oneaccord_tcp import backend as module
+from oneaccord_tcp.backend import TcpBackend
+from oneaccord_tcp.plugin import TcpConfig
+from oneaccord_tcp.streams import SEGMENT_BYTES, enough_streams, segments
 
 HEADER, OTHER = b"expected".ljust(HEADER_BYTES), b"another".ljust(HEADER_BYTES)
 LONG = 16 * SEGMENT_BYTES
@@ -331,7 +331,7 @@ def test_another_call_with_a_long_message_is_a_mismatch_on_every_rank() -> None:
             group.broadcast(x)
 
     results = over_sockets(program, 3, streams=4)
-    assert [type(result) for result in results] == [mh.CollectiveMismatchError] * 3, results
+    assert [type(result) for result in results] == [oa.CollectiveMismatchError] * 3, results
 
 
 def test_a_link_whose_dial_failed_half_way_never_mixes_with_the_next() -> None:
@@ -502,7 +502,7 @@ def test_on_a_link_with_a_long_round_trip_four_streams_are_faster_than_one() -> 
 @pytest.mark.parametrize("value", [0, -1, 17, 2.0, True, "many", "", "٣", None])
 def test_a_number_of_streams_that_makes_no_sense_is_refused(value: Any) -> None:
     resolved = load({"backends": {"tcp": {"streams": value}}}, environ={})
-    with pytest.raises(mh.ConfigError, match=r'backends.tcp.streams = .*: it should be "auto" or a number from 1 to 16'):
+    with pytest.raises(oa.ConfigError, match=r'backends.tcp.streams = .*: it should be "auto" or a number from 1 to 16'):
         resolved.backend_config("tcp")
 
 

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional
 
-import manyhands_torch  # noqa: F401 - registers the backend
-from manyhands.errors import UsageError
+import oneaccord_torch  # noqa: F401 - registers the backend
+from oneaccord.errors import UsageError
 
-dist.init_process_group("manyhands", timeout=timedelta(seconds=20))
+dist.init_process_group("oneaccord", timeout=timedelta(seconds=20))
 rank, size = dist.get_rank(), dist.get_world_size()
 total = size * (size + 1) // 2
-assert dist.get_backend() == "manyhands"
+assert dist.get_backend() == "oneaccord"
 
 for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.complex64):
     for x in (torch.ones(2, 3, dtype=dtype), torch.ones(4, 6, dtype=dtype).t()[::2], torch.ones((), dtype=dtype)):
@@ -92,7 +92,7 @@ dist.broadcast(leaf, 0)
 assert leaf.tolist() == [1.0] * size
 dist.destroy_process_group()
 
-dist.init_process_group("manyhands")  # once more
+dist.init_process_group("oneaccord")  # once more
 dist.barrier()
 dist.destroy_process_group()
 sys.stdout.write("all right\n")

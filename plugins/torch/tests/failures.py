@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import manyhands_torch  # noqa: F401 - registers the backend
+import oneaccord_torch  # noqa: F401 - registers the backend
 
 case = sys.argv[1]
 torch.set_num_threads(1)
-dist.init_process_group("manyhands")
+dist.init_process_group("oneaccord")
 rank = dist.get_rank()
 module = DistributedDataParallel(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 1)), bucket_cap_mb=0.0001)
 for step in range(3):

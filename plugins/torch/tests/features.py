@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-import manyhands_torch  # noqa: F401 - registers the backend
+import oneaccord_torch  # noqa: F401 - registers the backend
 
 FEATURES = {}
 

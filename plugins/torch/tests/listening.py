@@ -1,4 +1,4 @@
-"""Starts torch in each way that `manyhands run` serves, and prints where this process listens that other hosts could reach."""
+"""Starts torch in each way that `oneaccord run` serves, and prints where this process listens that other hosts could reach."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def addresses():
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 for ways in {}, {"init_method": "env://"}, {"rank": rank, "world_size": size}:
-    dist.init_process_group("manyhands", **ways)
+    dist.init_process_group("oneaccord", **ways)
     store = dist.distributed_c10d._get_default_store()
     store.set(f"of {rank}", str(rank))
     assert store.get(f"of {1 - rank}") == b"%d" % (1 - rank)

@@ -1,4 +1,4 @@
-"""torch's own suite of tests for backends, as tests of manyhands; `test_torch_suite.py` runs it in a process of its own.
+"""torch's own suite of tests for backends, as tests of oneaccord; `test_torch_suite.py` runs it in a process of its own.
 
 The suite knows torch's backends by their names alone. So that nothing is skipped which Gloo, or MPI where Gloo cannot, must do, the name of
 ours equals theirs.
@@ -38,19 +38,19 @@ os.environ.update(
 import torch  # noqa: E402 - the suite reads its variables as it is imported
 import torch.testing._internal.common_distributed as common  # noqa: E402
 
-import manyhands_torch  # noqa: E402, F401 - registers the backend
+import oneaccord_torch  # noqa: E402, F401 - registers the backend
 
 torch.set_num_threads(1)
-common.DistTestCases.backend_feature["plugin"].add("manyhands")
+common.DistTestCases.backend_feature["plugin"].add("oneaccord")
 real = os.environ
-setattr(os, "environ", Variables({**real, "BACKEND": Name("manyhands")}))  # noqa: B010 - a variable of the process holds plain text
+setattr(os, "environ", Variables({**real, "BACKEND": Name("oneaccord")}))  # noqa: B010 - a variable of the process holds plain text
 try:
     from torch.testing._internal.distributed import distributed_test
 finally:
     setattr(os, "environ", real)  # noqa: B010
 
 
-class TestManyhands(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+class TestOneaccord(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
     def setUp(self):
         super().setUp()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)  # to spawn them takes ten times as long

@@ -58,7 +58,7 @@ def work(monkeypatch):
     """The module, with a stand-in for torch's futures and streams."""
     import torch
 
-    from manyhands_torch import work
+    from oneaccord_torch import work
 
     Future.made, Stream.log = [], []
     monkeypatch.setattr(work, "Future", Future)
@@ -69,8 +69,8 @@ def work(monkeypatch):
 @pytest.fixture
 def call():
     """Return a call that has been launched, and that ends when it is told to."""
-    from manyhands.calls.order.turns import Turns
-    from manyhands.calls.work import Work
+    from oneaccord.calls.order.turns import Turns
+    from oneaccord.calls.work import Work
 
     class Launched(Work):
         def _finish(self, deadline):

@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from manyhands.errors import ProtocolError
-from manyhands_simulated import run
+from oneaccord.errors import ProtocolError
+from oneaccord_simulated import run
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # torch deprecates what it uses itself
 LONG = "x" * 500
@@ -74,7 +74,7 @@ CALLS = [broadcast, all_gather, gather, scatter, message, group, zero, transport
 @pytest.fixture
 def dist():
     torch = pytest.importorskip("torch")
-    pytest.importorskip("manyhands_torch")
+    pytest.importorskip("oneaccord_torch")
     torch.set_num_threads(1)
     return torch.distributed
 
@@ -98,13 +98,13 @@ def on_the_path(usual, changed):
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_an_object_that_was_changed_on_its_way_is_not_unpickled(call, dist, tmp_path, monkeypatch):
-    from manyhands_torch.calls import Calls
+    from oneaccord_torch.calls import Calls
 
     made = tmp_path / "made"
     monkeypatch.setattr(Calls, "_call", on_the_path(Calls._call, pickle.dumps(Evil(str(made)))))
 
     def program(world):
-        dist.init_process_group("manyhands")
+        dist.init_process_group("oneaccord")
         try:
             call(dist, world.rank)
             dist.barrier()
@@ -120,7 +120,7 @@ def test_an_object_that_was_changed_on_its_way_is_not_unpickled(call, dist, tmp_
 @pytest.mark.parametrize("call", [zero, transport], ids=lambda call: call.__name__)
 def test_what_has_functions_of_its_own_for_objects_moves_them(call, dist):
     def program(world):
-        dist.init_process_group("manyhands")
+        dist.init_process_group("oneaccord")
         call(dist, world.rank)
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Programs of torch's on manyhands: the results are Gloo's, failures are named, and a program ends well however it ends."""
+"""Programs of torch's on oneaccord: the results are Gloo's, failures are named, and a program ends well however it ends."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ HERE = Path(__file__).parent
 
 
 def launch(program, *arguments, backend="shm", ranks=2):
-    command = [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), HERE / program, *arguments]
-    variables = {**os.environ, "MANYHANDS_BACKEND": backend}
+    command = [sys.executable, "-m", "oneaccord", "run", "-n", str(ranks), HERE / program, *arguments]
+    variables = {**os.environ, "ONEACCORD_BACKEND": backend}
     return subprocess.run(command, capture_output=True, text=True, env=variables, check=False, timeout=55)
 
 
@@ -28,7 +28,7 @@ def of_gloo(tmp_path_factory):
 
 @pytest.mark.parametrize("backend", ["shm", "tcp", "simulated"])
 def test_all_that_torch_builds_on_a_process_group_gives_what_it_gives_over_gloo(backend, of_gloo):
-    done = launch("features.py", "manyhands", of_gloo, backend=backend)
+    done = launch("features.py", "oneaccord", of_gloo, backend=backend)
     assert done.returncode == 0, done.stderr
     assert "DIFFERS" not in done.stdout
     assert done.stdout.count("compared 20") == 2
@@ -82,9 +82,9 @@ def test_torchrun_starts_all_ranks_of_an_elastic_program_again(tmp_path):
     program = """
 import os
 import numpy as np
-import manyhands as mh
+import oneaccord as oa
 
-@mh.elastic(state=lambda: {"step": 0}, timeout_s=20)
+@oa.elastic(state=lambda: {"step": 0}, timeout_s=20)
 def train(group, generation, state):
     is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     if not is_first:

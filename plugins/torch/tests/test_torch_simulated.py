@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.errors import CollectiveMismatchError, DeadlockError, UnsupportedError
-from manyhands_simulated import Kill, run
+from oneaccord.errors import CollectiveMismatchError, DeadlockError, UnsupportedError
+from oneaccord_simulated import Kill, run
 
 pytestmark = pytest.mark.peers
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ def dist():
     No rank may wait in C++ for what others do: the world would stand still.
     """
     torch = pytest.importorskip("torch")
-    pytest.importorskip("manyhands_torch")
+    pytest.importorskip("oneaccord_torch")
     torch.set_num_threads(1)
     return torch.distributed
 
@@ -48,7 +48,7 @@ def test_a_planted_failure_of_ddp_is_told_with_the_lines_of_its_ranks(dist, case
     import torch
 
     def program(group):
-        dist.init_process_group("manyhands")
+        dist.init_process_group("oneaccord")
 
         def step(loss):
             if group.rank == 1 and case == "mismatch":
@@ -69,7 +69,7 @@ def test_a_planted_failure_of_ddp_is_told_with_the_lines_of_its_ranks(dist, case
 
 def test_a_fault_plan_kills_a_rank_within_a_backward_pass(dist):
     def program(_):
-        dist.init_process_group("manyhands")
+        dist.init_process_group("oneaccord")
         backward(dist, lambda loss: loss.backward())
 
     done = run(program, 3, faults=Kill(rank=2, operation="all_reduce", nth=0), check=False)
@@ -80,7 +80,7 @@ def test_a_fault_plan_kills_a_rank_within_a_backward_pass(dist):
 @pytest.mark.parametrize("init_method", ["env://", "tcp://127.0.0.1:1", "file:///nowhere"])
 def test_ranks_meet_in_their_world_and_share_a_store_whose_waits_take_its_time(dist, init_method):
     def program(group):
-        dist.init_process_group("manyhands", init_method=init_method, rank=group.rank, world_size=group.world_size)
+        dist.init_process_group("oneaccord", init_method=init_method, rank=group.rank, world_size=group.world_size)
         store = dist.distributed_c10d._get_default_store()
         if group.rank == 0:
             group.compute(5.0)
@@ -100,7 +100,7 @@ def test_ranks_do_not_find_each_others_shards_in_torchs_caches(dist):
     from torch.distributed.tensor import Shard, distribute_tensor
 
     def program(_):
-        dist.init_process_group("manyhands")
+        dist.init_process_group("oneaccord")
         mesh = dist.init_device_mesh("cpu", (2, 2))
         whole = torch.arange(35.0).reshape(7, 5)
         columns = distribute_tensor(whole, mesh, [Shard(1), Shard(1)]).redistribute(placements=[Shard(0), Shard(1)])
@@ -111,14 +111,14 @@ def test_ranks_do_not_find_each_others_shards_in_torchs_caches(dist):
     assert run(program, 4).results == [(4, 3), (4, 2), (3, 3), (3, 2)]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "cpu:manyhands,cuda:gloo", None])
+@pytest.mark.parametrize("backend", ["gloo", "cpu:oneaccord,cuda:gloo", None])
 def test_groups_of_other_backends_are_refused(dist, backend):
     def program(_):
-        dist.init_process_group("manyhands")
-        with pytest.raises(UnsupportedError, match="a simulated world has torch's groups of manyhands alone"):
+        dist.init_process_group("oneaccord")
+        with pytest.raises(UnsupportedError, match="a simulated world has torch's groups of oneaccord alone"):
             dist.new_group(backend="gloo")
         dist.destroy_process_group()
-        with pytest.raises(UnsupportedError, match="name 'manyhands' in init_process_group"):
+        with pytest.raises(UnsupportedError, match="name 'oneaccord' in init_process_group"):
             dist.init_process_group(backend)
 
     run(program, 2)
@@ -128,7 +128,7 @@ def test_a_future_waits_for_a_call_that_another_rank_makes_late(dist):
     import torch
 
     def program(group):
-        dist.init_process_group("manyhands")
+        dist.init_process_group("oneaccord")
         if group.rank == 0:
             group.compute(1.0)
         work = dist.all_reduce(torch.ones(3), async_op=True)
@@ -141,7 +141,7 @@ def test_a_future_waits_for_a_call_that_another_rank_makes_late(dist):
 
 
 def launch(backend, folder, **variables):
-    command = [sys.executable, "-m", "manyhands", "run", "-n", "4", "--backend", backend, HERE / "training.py"]
+    command = [sys.executable, "-m", "oneaccord", "run", "-n", "4", "--backend", backend, HERE / "training.py"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | variables, cwd=folder, check=False, timeout=55
     )
@@ -152,10 +152,10 @@ def launch(backend, folder, **variables):
 def test_an_unchanged_training_gives_what_it_gives_on_processes_and_one_trace_for_a_seed(tmp_path):
     expected = sorted(launch("shm", tmp_path).splitlines())
     assert len(expected) == 4
-    network, traces = {"MANYHANDS_BACKENDS__SIMULATED__NETWORK": "fat-tree"}, []
+    network, traces = {"ONEACCORD_BACKENDS__SIMULATED__NETWORK": "fat-tree"}, []
     for _ in range(2):
         assert (
-            sorted(launch("simulated", tmp_path, MANYHANDS_BACKENDS__SIMULATED__TRACE="t.json", **network).splitlines())
+            sorted(launch("simulated", tmp_path, ONEACCORD_BACKENDS__SIMULATED__TRACE="t.json", **network).splitlines())
             == expected
         )
         traces.append((tmp_path / "t.json").read_bytes())

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
-dist.init_process_group("manyhands")
+dist.init_process_group("oneaccord")
 torch.manual_seed(0)
 layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
 module = DistributedDataParallel(layers, static_graph=True, bucket_cap_mb=0.0001)

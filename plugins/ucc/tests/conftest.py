@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from support.worlds import free_port, on_threads
 
-import manyhands as mh
-from manyhands.api import Group
-from manyhands_ucc import backend as backend_module
-from manyhands_ucc import finding, team
+import oneaccord as oa
+from oneaccord.api import Group
+from oneaccord_ucc import backend as backend_module
+from oneaccord_ucc import finding, team
 
 World = Callable[..., list[Any]]
 
@@ -42,7 +42,7 @@ def _array(buffer: Any) -> Any:
 
 
 class FakeUcc:
-    """Teams of threads: as much as the backend sees of `manyhands_ucc.library.Ucc`.
+    """Teams of threads: as much as the backend sees of `oneaccord_ucc.library.Ucc`.
 
     Attributes
     ----------
@@ -206,7 +206,7 @@ def world(ucc: FakeUcc) -> World:
 
         def body(rank: int) -> Any:
             config = {"backend": "ucc", "rendezvous": {"address": address}, "backends": {"ucc": {"messages": messages(rank)}}}
-            with mh.init(config=config, rank=rank, world_size=size, timeout_s=20) as group:
+            with oa.init(config=config, rank=rank, world_size=size, timeout_s=20) as group:
                 return program(group)
 
         return on_threads(body, size)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from manyhands.api import BackendUnavailableError, Collective, CollectiveRequest
-from manyhands_ucc import finding, library
-from manyhands_ucc.config import UccConfig
-from manyhands_ucc.library import diagnose, load
-from manyhands_ucc.plugin import manyhands_collective, manyhands_register_backends
+from oneaccord.api import BackendUnavailableError, Collective, CollectiveRequest
+from oneaccord_ucc import finding, library
+from oneaccord_ucc.config import UccConfig
+from oneaccord_ucc.library import diagnose, load
+from oneaccord_ucc.plugin import oneaccord_collective, oneaccord_register_backends
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def put(folder: Path) -> str:
 
 
 def test_the_description_names_its_part():
-    spec = manyhands_register_backends()
+    spec = oneaccord_register_backends()
     assert spec.parts is not None
     assert spec.parts(UccConfig(messages="shm")) == {"messages": "shm"}
 
 
 def test_the_library_is_looked_for_in_ucc_home_first(places: Any, monkeypatch: pytest.MonkeyPatch):
-    reason = manyhands_register_backends().probe()
+    reason = oneaccord_register_backends().probe()
     assert reason is not None
     assert all(words in reason for words in ("libucc.so.1 was not found", "UCC_HOME"))
     monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.1")
@@ -63,7 +63,7 @@ def test_a_library_that_cannot_be_loaded_is_told_in_words(places: Any):
 
 
 def test_a_library_that_is_no_ucc_or_too_old_is_refused(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(BackendUnavailableError, match=r"has no function ucc_collective_finalize: manyhands needs UCC 1\.5"):
+    with pytest.raises(BackendUnavailableError, match=r"has no function ucc_collective_finalize: oneaccord needs UCC 1\.5"):
         library.Ucc("libc.so.6")
 
     class Old:
@@ -77,7 +77,7 @@ def test_a_library_that_is_no_ucc_or_too_old_is_refused(monkeypatch: pytest.Monk
             return get_version
 
     monkeypatch.setattr(library.ctypes, "CDLL", Old)
-    with pytest.raises(BackendUnavailableError, match=r"is UCC 1\.4\.0, and manyhands needs 1\.5 or newer"):
+    with pytest.raises(BackendUnavailableError, match=r"is UCC 1\.4\.0, and oneaccord needs 1\.5 or newer"):
         library.Ucc("/old/libucc.so")
 
 
@@ -93,11 +93,11 @@ def test_a_wrong_setting_is_refused(wrong: dict[str, Any]):
         UccConfig(**wrong)
 
 
-def test_ucc_performs_what_it_does_as_manyhands_and_leaves_the_rest():
+def test_ucc_performs_what_it_does_as_oneaccord_and_leaves_the_rest():
     def offered(collective: Collective, dtype: Any, op: str | None = None, **others: Any) -> bool:
         facts = {"backend": "ucc", "device": "cpu", "nbytes": 800, "world_size": 2, "digest": bytes(8)} | others
         made = CollectiveRequest(collective=collective, dtype=dtype and np.dtype(dtype), op=op, **facts)
-        return manyhands_collective(made) is not None
+        return oneaccord_collective(made) is not None
 
     reduce = Collective.ALL_REDUCE
     integers = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

@@ -1,4 +1,4 @@
-"""Real ranks over a real UCC: what `manyhands check` does not know of. `make test-peers` runs them, where there is a UCC."""
+"""Real ranks over a real UCC: what `oneaccord check` does not know of. `make test-peers` runs them, where there is a UCC."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_groups_come_and_go_and_a_process_may_init_again(tmp_path: Path):
 @pytest.mark.parametrize("ranks", [3, 4, 6])
 def test_sums_have_the_same_bits_on_all_ranks_and_integers_wrap_round(tmp_path: Path, ranks: int):
     program = """
-    with mh.init(timeout_s=30) as group:
+    with oa.init(timeout_s=30) as group:
         rank, size = group.rank, group.world_size
         for count in (1, 7, 100, 1023, 5000, 70_001):
             random = np.random.default_rng([rank, count])
@@ -65,8 +65,8 @@ def test_sums_have_the_same_bits_on_all_ranks_and_integers_wrap_round(tmp_path: 
 
 def test_ucc_performs_what_it_is_asked_to(tmp_path: Path):
     program = """
-    import manyhands_ucc.library as library
-    with mh.init() as group:
+    import oneaccord_ucc.library as library
+    with oa.init() as group:
         init, calls = library.load().collective_init, []
         library.load().collective_init = lambda *args: calls.append(1) or init(*args)
         group.all_reduce(np.ones(3)), group.broadcast(np.ones(3)), group.all_to_all(np.ones(4))
@@ -110,7 +110,7 @@ attempt(on_and_on)
     said = re.findall(r"PeerLostError after ([0-9.]+) s: rank 1 was lost", done.stdout)
     assert len(said) == ranks - 1, done.stdout + done.stderr
     assert max(map(float, said)) < 20
-    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
+    assert "oneaccord run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
     assert done.returncode == 137
 
 
@@ -150,12 +150,12 @@ time.sleep({idle_s})
 try:
     for _ in range(10**9):
         group.all_reduce(np.ones(1 << 18))
-except mh.PeerLostError:
+except oa.PeerLostError:
     pass
 with group.shrink() as smaller:
     assert smaller.world_size == 2
     assert (smaller.all_reduce(np.ones(1 << 18)) == 2).all()
-assert "manyhands-ucc" not in [thread.name for thread in threading.enumerate()]
+assert "oneaccord-ucc" not in [thread.name for thread in threading.enumerate()]
 print("all is well")
 """
     script = peer_worlds.FAILING + program

@@ -14,9 +14,9 @@ import pytest
 from support.waiting import PATIENCE_S
 from support.worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import BackendUnavailableError, CommError, ConfigError, Deadline, Group
-from manyhands_ucc import team
+import oneaccord as oa
+from oneaccord.api import BackendUnavailableError, CommError, ConfigError, Deadline, Group
+from oneaccord_ucc import team
 
 World = Callable[..., list[Any]]
 
@@ -47,7 +47,7 @@ def test_what_ucc_performs_equals_numpy(world: World, ucc: Any, size: int):
         assert np.isnan(group.all_reduce(np.array([np.nan, 1.0]), "min")[0])
         assert group.all_reduce(np.ones(0)).size == 0
         group.barrier()
-        assert ucc.counts.get("collective_init", 0) == before, "manyhands performs these"
+        assert ucc.counts.get("collective_init", 0) == before, "oneaccord performs these"
 
     must(world(program, size))
     assert ucc.counts.get("collective_finalize", 0) == (13 * size if size > 1 else 0)
@@ -65,11 +65,11 @@ def test_what_ucc_performs_equals_numpy(world: World, ucc: Any, size: int):
         lambda group: group.all_gather(np.ones(4)) if group.rank == 2 else group.all_reduce(np.ones(4)),
         lambda group: group.all_reduce(np.ones(4, np.float16 if group.rank == 1 else np.float32)),
     ],
-    ids=["shape", "op", "root", "order", "of what manyhands performs"],
+    ids=["shape", "op", "root", "order", "of what oneaccord performs"],
 )
 def test_a_mismatch_is_named_on_every_rank_and_ucc_does_not_begin(world: World, ucc: Any, call: Callable[[Group], object]):
     for error in world(call):
-        assert isinstance(error, mh.CollectiveMismatchError)
+        assert isinstance(error, oa.CollectiveMismatchError)
         assert "#0" in str(error)
     assert "collective_init" not in ucc.counts
 
@@ -100,7 +100,7 @@ def test_a_collective_that_never_ends_meets_the_deadline_and_keeps_its_memory(
         group.all_reduce(mine, out=mine)
 
     for error in world(program):
-        assert isinstance(error, mh.DeadlineError)
+        assert isinstance(error, oa.DeadlineError)
         error.__traceback__ = error.__context__ = error.__cause__ = None
     gc.collect()
     assert [each() is None for each in memory] == [False] * 3, "UCC may still write there"
@@ -129,7 +129,7 @@ def test_closing_does_not_wait_for_an_end_that_never_comes(world: World, ucc: An
     finally:
         ucc.ending.set()
     for thread in threading.enumerate():
-        if thread.name == "manyhands-ucc":
+        if thread.name == "oneaccord-ucc":
             thread.join(PATIENCE_S)
     assert ucc.counts["finalize"] == 2
     assert team._abandoned == []
@@ -184,7 +184,7 @@ def test_a_rank_that_does_not_come_to_a_meeting_is_named(world: World, ucc: Any,
 
     monkeypatch.setattr(team.Team, "_meet", hesitate)
     outcomes = world(lambda group: group.barrier(), 2)
-    assert isinstance(outcomes[0], mh.DeadlineError), outcomes
+    assert isinstance(outcomes[0], oa.DeadlineError), outcomes
     assert "rank 1" in str(outcomes[0])
 
 

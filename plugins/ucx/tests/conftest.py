@@ -16,9 +16,9 @@ import pytest
 from support.bootstraps import ThreadBootstrap
 from support.worlds import must, on_threads
 
-from manyhands_ucx import library, worker
-from manyhands_ucx.backend import UcxBackend
-from manyhands_ucx.config import UcxConfig
+from oneaccord_ucx import library, worker
+from oneaccord_ucx.backend import UcxBackend
+from oneaccord_ucx.config import UcxConfig
 
 RESET, UNREACHABLE = -25, -6
 LATE_BYTES = 100_000
@@ -51,7 +51,7 @@ class _Worker:
 
 
 class FakeUcp:
-    """Workers of one process that deliver messages by tag: as much as the backend sees of `manyhands_ucx.library.Ucp`."""
+    """Workers of one process that deliver messages by tag: as much as the backend sees of `oneaccord_ucx.library.Ucp`."""
 
     path, version, words = "/fake/libucp.so.0", (1, 99, 0), "1.99.0"
 

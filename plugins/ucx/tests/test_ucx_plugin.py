@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from manyhands.api import BackendUnavailableError, ConfigError
-from manyhands_ucx import devices, finding, library
-from manyhands_ucx.config import UcxConfig
-from manyhands_ucx.devices import devices_for
-from manyhands_ucx.library import IN_PROGRESS, diagnose, load, status_of
-from manyhands_ucx.plugin import manyhands_register_backends
+from oneaccord.api import BackendUnavailableError, ConfigError
+from oneaccord_ucx import devices, finding, library
+from oneaccord_ucx.config import UcxConfig
+from oneaccord_ucx.devices import devices_for
+from oneaccord_ucx.library import IN_PROGRESS, diagnose, load, status_of
+from oneaccord_ucx.plugin import oneaccord_register_backends
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def put(folder: Path) -> str:
 
 
 def test_the_probe_says_what_is_missing_and_what_brings_it(places: Any):
-    probe = manyhands_register_backends().probe
+    probe = oneaccord_register_backends().probe
     reason = probe()
     assert reason is not None
     assert all(words in reason for words in ("libucp.so.0 was not found", "libucx0", "pip install libucx-cu12"))
@@ -96,7 +96,7 @@ def test_a_process_has_one_ucx(places: Any, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_library_that_is_no_ucx_or_too_old_is_refused():
-    with pytest.raises(BackendUnavailableError, match=r"has no function ucp_cleanup: manyhands needs UCX 1\.13"):
+    with pytest.raises(BackendUnavailableError, match=r"has no function ucp_cleanup: oneaccord needs UCX 1\.13"):
         library.Ucp("libc.so.6")
 
 

@@ -13,11 +13,11 @@ from support import peer_worlds
 from support.peer_worlds import mismatched, well
 from support.worlds import must, thread_world
 
-from manyhands.api import Group
+from oneaccord.api import Group
 
 pytestmark = pytest.mark.peers
 
-MODES = {"network": {}, "shared memory": {"MANYHANDS_BACKENDS__UCX__TRANSPORTS": '["shm", "tcp"]'}}
+MODES = {"network": {}, "shared memory": {"ONEACCORD_BACKENDS__UCX__TRANSPORTS": '["shm", "tcp"]'}}
 """In the first, UCX itself notices a lost peer; in the second, the job does."""
 
 
@@ -91,7 +91,7 @@ attempt(group.recv, 1)
     }[where]
     done = run_ranks(tmp_path, peer_worlds.FAILING + program, 3, **MODES[mode])
     assert len(re.findall(r"PeerLostError after [0-9.]+ s: rank 1 was lost", done.stdout)) == 2, done.stdout + done.stderr
-    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
+    assert "oneaccord run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
     assert done.returncode == 137
 
 
@@ -109,7 +109,7 @@ attempt(lambda: [group.all_reduce(np.ones(1 << 18)) for _ in range(10**9)])
 
 
 def test_ranks_with_different_settings_are_told(tmp_path: Path):
-    program = "mh.init(config={'backends': {'ucx': {'transports': ['tcp'] if os.environ['RANK'] == '0' else ['shm', 'tcp']}}})"
+    program = "oa.init(config={'backends': {'ucx': {'transports': ['tcp'] if os.environ['RANK'] == '0' else ['shm', 'tcp']}}})"
     done = run_ranks(tmp_path, program, 2)
     assert "backends.ucx.transports is tcp on rank 0 and shm,tcp on rank 1" in done.stderr
     assert done.returncode == 1
@@ -124,7 +124,7 @@ def test_ranks_with_different_settings_are_told(tmp_path: Path):
     ],
 )
 def test_what_cannot_be_is_told_in_words(tmp_path: Path, table: str, words: str):
-    done = run_ranks(tmp_path, f"mh.init(config={{'backends': {{'ucx': {table}}}}})", 2)
+    done = run_ranks(tmp_path, f"oa.init(config={{'backends': {{'ucx': {table}}}}})", 2)
     assert words in done.stderr, done.stderr
     assert done.returncode == 1
 

@@ -15,10 +15,10 @@ from support.transport_tools import PATIENCE_S, connected, finish, held
 from support.waiting import until
 from support.worlds import must, on_threads
 
-from manyhands.api import BackendUnavailableError, ConfigError, Deadline, HeaderMismatch, LinkLost, Transfer, Transport
-from manyhands_ucx.backend import UcxBackend, UcxTransport
-from manyhands_ucx.config import UcxConfig
-from manyhands_ucx.library import EndpointParams
+from oneaccord.api import BackendUnavailableError, ConfigError, Deadline, HeaderMismatch, LinkLost, Transfer, Transport
+from oneaccord_ucx.backend import UcxBackend, UcxTransport
+from oneaccord_ucx.config import UcxConfig
+from oneaccord_ucx.library import EndpointParams
 
 Backends = Callable[..., list[UcxBackend]]
 

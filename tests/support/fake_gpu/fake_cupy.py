@@ -2,7 +2,7 @@
 
 `install` puts it into ``sys.modules``. For fakes of other libraries: `enqueue` queues a function on a stream, `view` gives the memory at
 an address, `held` stops a stream, and `shut_down` ends all threads and raises what failed on a device. All other names are CuPy's; it has
-those that array_api_compat, `manyhands` and its layers use.
+those that array_api_compat, `oneaccord` and its layers use.
 """
 
 # ruff: noqa: F401 - what is imported here is what the module has

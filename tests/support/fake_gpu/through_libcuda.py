@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from manyhands_nccl import _driver
+from oneaccord_nccl import _driver
 from support.fake_gpu.compiled import answer_by, compiler, load
 from support.fake_gpu.fake_driver import FakeDriver
 

@@ -2,8 +2,8 @@
  *
  * Each function of a library passes its own name and its arguments as words. Where nobody stands behind, the library answers
  * itself, so that what a call costs can be measured. */
-#ifndef MANYHANDS_UPCALL_H
-#define MANYHANDS_UPCALL_H
+#ifndef ONEACCORD_UPCALL_H
+#define ONEACCORD_UPCALL_H
 
 #include <stddef.h>
 #include <stdint.h>

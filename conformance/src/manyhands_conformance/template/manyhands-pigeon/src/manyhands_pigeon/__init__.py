@@ -1,1 +1,0 @@
-"""The backend pigeon of manyhands."""

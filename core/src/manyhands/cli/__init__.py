@@ -1,1 +1,0 @@
-"""The command line: ``manyhands run | doctor | config | explain | certs``. In core, only this room imports typer, and only where a command needs it."""

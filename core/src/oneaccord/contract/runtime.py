@@ -1,0 +1,202 @@
+"""The base on which the ranks of a job run: a clock, threads, and ways to wait.
+
+Nearly always this is the computer itself (`oneaccord.runtime.computer`). A backend whose ranks live in a simulated world brings a `Runtime` of its own:
+every wait of core then passes through it, so that it controls the order of threads and the time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Protocol
+
+__all__ = ["Condition", "Place", "Runtime"]
+
+
+class Place(Protocol):
+    """A place where one thread waits once, until another one wakes it."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the wake-up; return whether it came.
+
+        Parameters
+        ----------
+        timeout_s
+            For at most so many seconds; None for any number.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Wake the thread, now or when it comes to wait; twice is fine."""
+        ...
+
+
+class Condition(Protocol):
+    """The part of `threading.Condition` that core uses."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> object: ...
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until something is true; return whether it is.
+
+        Parameters
+        ----------
+        predicate
+            Returns whether the condition holds.
+        timeout
+            For at most so many seconds; None for any number.
+        """
+        ...
+
+    def notify_all(self) -> None:
+        """Wake all waiting threads, to look again."""
+        ...
+
+
+class Runtime(ABC):
+    """The base on which ranks run.
+
+    Attributes
+    ----------
+    is_simulated
+        Whether a scheduler controls which thread runs. The scheduler itself finds that no thread can continue, so calls need not say what
+        they wait for. It must see every call, so no call takes a short cut past the recorder.
+    """
+
+    is_simulated: bool = False
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the seconds since some moment; never less than before."""
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> None:
+        """Let the calling thread do nothing for a time.
+
+        Parameters
+        ----------
+        seconds
+            How long.
+        """
+
+    @abstractmethod
+    def compute(self, seconds: float) -> None:
+        """Let the time pass that a simulated program would need to compute; no time if it really computes.
+
+        Parameters
+        ----------
+        seconds
+            How long.
+        """
+
+    @abstractmethod
+    def mark(self, label: str) -> None:
+        """Note for the readers of a trace that the calling rank has reached a point of its program.
+
+        Parameters
+        ----------
+        label
+            The point's name.
+        """
+
+    @abstractmethod
+    def place(self, *, for_good: bool) -> Place:
+        """Return a place where the calling thread will wait. Call it under the lock that the waking thread holds as well.
+
+        Parameters
+        ----------
+        for_good
+            Whether the thread makes no other call before it is woken.
+        """
+
+    @abstractmethod
+    def condition(self) -> Condition:
+        """Return a condition with a lock of its own."""
+
+    @abstractmethod
+    def start(self, action: Callable[[], None]) -> None:
+        """Run an action in a background thread.
+
+        Parameters
+        ----------
+        action
+            The function to run; it must not raise.
+
+        Raises
+        ------
+        RuntimeError
+            No thread can be started.
+        """
+
+    @abstractmethod
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run an action after a delay.
+
+        Parameters
+        ----------
+        delay_s
+            After how many seconds.
+        action
+            The function to run; it must not block.
+        """
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Let the calling thread wait, until the context ends, for something that no rank brings: a file, or another program."""
+        return nullcontext()
+
+    @abstractmethod
+    def glance(self) -> None:
+        """Note that the calling thread asks whether something has ended, and may ask again."""
+
+    @abstractmethod
+    def enter(self, rank: int) -> None:
+        """Note that the calling thread makes a call on a group of a rank.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+
+        Raises
+        ------
+        UsageError
+            The thread belongs to another rank, if ranks are threads.
+        """
+
+    @abstractmethod
+    def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Return an action to run in another thread, for a call that the calling thread makes now.
+
+        Parameters
+        ----------
+        action
+            The function to run.
+        """
+
+    @abstractmethod
+    def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
+        """Run an action that brings word from one place of a job whose ranks are threads to another one.
+
+        Parameters
+        ----------
+        source, dest
+            Ranks; -1 is the job's store.
+        action
+            The function to run there.
+        """
+
+    @abstractmethod
+    def identity(self, rank: int) -> tuple[str, int]:
+        """Return the name of the host, and the number of the process, of a rank that is a thread.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        """

@@ -1,0 +1,109 @@
+"""Which rank waits for which: exact rules for a wait that can never end.
+
+A waiting rank reports its calls, and how far it has come on every channel (its *progress*). Two rules follow, without a
+clock:
+
+1. If a rank has left after fewer calls than another one needs of it, the wait of the other one has no end.
+2. Take ranks that only wait, each for another of these ranks to do what it has not done. They wait for ever. A report may be
+   old, since its rank may have continued. But the first of them to continue could do so only after another one had acted, and
+   the report of that one would show it. A send that has not moved for a while counts as waiting for its receive: a program
+   that needs a large message to be buffered is wrong, even if a transport buffers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from oneaccord.control.protocol import Progress, Stalled, Testimony, Wait
+
+__all__ = ["Owes", "behind_whom", "circle", "still_owed", "unread"]
+
+Owes = Callable[[Wait, int, int, Progress], bool]
+"""``owes(wait, rank, peer, progress)``: `still_owed`, or its counterpart for an exchange."""
+
+
+def still_owed(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
+    """Return whether ``peer``, whose progress this is, has yet to do what ``rank`` waits for."""
+    if wait.is_collective:
+        return progress.calls.get(wait.channel, 0) <= wait.sequence
+    # A sender waits for the peer's receive, a receiver for its send.
+    return any(
+        (progress.receives if is_send else progress.sends).get(wait.channel, {}).get(rank, 0) <= number
+        for other, is_send, number in wait.messages
+        if other == peer
+    )
+
+
+def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -> list[int]:
+    """Return a circle of ranks in which each waits for the next, and which ``start`` waits for; empty if ``start`` may yet continue."""
+    stuck = {rank for rank, stalled in stalls.items() if stalled.quiet and stalled.waits}
+    needs: dict[int, int] = {}
+
+    def needed(rank: int, wait: Wait) -> int | None:
+        peers = wait.members if wait.is_collective or wait.meeting else wait.awaiting
+        owing = (peer for peer in peers if peer != rank and peer in stuck and owes(wait, rank, peer, stalls[peer].progress))
+        return next(owing, None)
+
+    while start in stuck:
+        able = set()
+        for rank in stuck:
+            found = [needed(rank, wait) for wait in stalls[rank].waits]
+            if None in found:
+                able.add(rank)
+            else:
+                needs[rank] = next(peer for peer in found if peer is not None)
+        if not able:
+            path = [start]
+            while needs[path[-1]] not in path:
+                path.append(needs[path[-1]])
+            return path[path.index(needs[path[-1]]) :]
+        stuck -= able
+    return []
+
+
+def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], silent: Sequence[int]) -> int | None:
+    """Return the rank for which ``rank``, which waits for ``peer``, waits in the end; a silent rank, if that may be the one.
+
+    None if the wait has ended meanwhile, or if all wait for each other: the late rank cannot be found then.
+    """
+    path = [rank]
+    if rank in answers and peer in _awaited(rank, answers, still=False):
+        owing = _awaited(rank, answers)
+        if peer not in owing:  # it has done its part; the same call may wait for others
+            peer = min(owing, key=lambda other: other in answers, default=None)
+    while peer is not None and peer in answers:
+        if peer in path:  # a circle, with no end
+            peer = None
+            break
+        path.append(peer)
+        owing = [other for other in _awaited(peer, answers) if other != peer]
+        if not owing:
+            if answers[peer].waits:  # its waits end
+                peer = None
+            break
+        peer = min(owing, key=lambda other: other in answers)
+    return min(silent) if silent and peer not in silent else peer
+
+
+def _awaited(rank: int, answers: Mapping[int, Testimony], *, still: bool = True) -> list[int]:
+    """Return the ranks for which the calls of a rank wait; with ``still``, only those that have yet to do their part."""
+    return [
+        other
+        for wait in answers[rank].waits
+        for other in (wait.members if wait.is_collective else wait.awaiting)
+        if not still or other not in answers or still_owed(wait, rank, other, answers[other].progress)
+    ]
+
+
+def unread(left: Mapping[int, Progress]) -> str:
+    """Return which messages the ranks that have left never received, in words; empty if there are none."""
+    for sender, progress in sorted(left.items()):
+        for channel, counts in progress.sends.items():
+            for receiver, sent in counts.items():
+                received = left[receiver].receives.get(channel, {}).get(sender, 0) if receiver in left else sent
+                if sent > received:
+                    return (
+                        f"rank {sender} sent {sent} array(s) to rank {receiver}, which received {received} and closed its group: every "
+                        "send needs its recv"
+                    )
+    return ""

@@ -1,1 +1,0 @@
-"""The laboratory of manyhands: the commands ``bench``, ``show`` and ``simulate``, and the measurements, drawings and predictions behind them."""

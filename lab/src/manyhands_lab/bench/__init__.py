@@ -1,1 +1,0 @@
-"""The measurements of ``manyhands bench``: backends side by side, in the same processes, with every result checked."""

@@ -1,0 +1,1 @@
+"""The commands ``oneaccord bench``, ``show`` and ``simulate``; the command line of core finds them by entry points."""

@@ -1,0 +1,47 @@
+"""The compiled executor of oneaccord. Core finds it by itself if it is installed; a program need not import it."""
+
+from pathlib import Path
+
+from oneaccord_native._core import (
+    Call,
+    Caller,
+    Counters,
+    Exchange,
+    Low,
+    Program,
+    Recv,
+    Ring,
+    Send,
+    Stream,
+    mailbox_slot_bytes,
+    measure_add,
+    measure_copy,
+    measure_flags,
+    measure_pings,
+    measure_stream,
+)
+
+__all__ = [
+    "Call",
+    "Caller",
+    "Counters",
+    "Exchange",
+    "Low",
+    "Program",
+    "Recv",
+    "Ring",
+    "Send",
+    "Stream",
+    "get_include",
+    "mailbox_slot_bytes",
+    "measure_add",
+    "measure_copy",
+    "measure_flags",
+    "measure_pings",
+    "measure_stream",
+]
+
+
+def get_include() -> str:
+    """Return the folder of ``mailbox.h``, which a plugin includes whose mailboxes have a form in C."""
+    return str(Path(__file__).parent)

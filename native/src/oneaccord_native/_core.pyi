@@ -1,0 +1,202 @@
+# What C has. Core and the backends use it; see docs/native.md.
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+_Memory: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.generic]
+
+class Ring:
+    # The rings in shared memory between this rank and one peer; the counters are those of `oneaccord_shm.link.Link`.
+
+    _sent: int
+    _received: int
+    _room: int
+    next_out: int
+    next_in: int
+    c_mailbox: object
+
+    def __init__(
+        self,
+        out: _Memory,
+        into: _Memory,
+        sleepers: _Memory,
+        ring: Callable[[], object],
+        slots: int,
+        slot_bytes: int,
+        labels: int,
+        payloads: int,
+        line: int,
+        number_at: int,
+        fenced: bool,
+        tries: int,
+        spin_s: float,
+    ) -> None: ...
+    def post_short(
+        self, header: _Memory, /
+    ) -> bool: ...  # Send what is in slot ``next_out``; return whether the next one is free.
+    def fetch_short(
+        self, header: _Memory, /
+    ) -> int: ...  # Wait a moment for the next short message: 1 it came, 0 not yet, -1 with another header.
+
+class Stream:
+    # Short messages from and to one peer, over a socket that does not block.
+
+    _fd: int
+    _sent: int
+    _sending: int
+    _got: int
+    c_mailbox: object
+
+    def __init__(self, fd: int, outgoing: _Memory, incoming: _Memory, tries: int, spin_s: float) -> None: ...
+    def post_short(
+        self, header: _Memory, nbytes: int, /
+    ) -> bool: ...  # Send the first bytes of the slot; return whether all went at once. Raises OSError if the connection broke.
+    def fetch_short(
+        self, header: _Memory, nbytes: int, /
+    ) -> bool: ...  # Wait a moment for the next short message; False if it did not come as it should.
+
+class Program:
+    # What one rank does in a call whose messages are all short.
+
+    def __init__(
+        self,
+        steps: tuple[tuple[object, ...], ...],
+        operands: tuple[tuple[int, int, int], ...],
+        ufunc: np.ufunc | Low | None,
+        number: int,
+        itemsize: int,
+        work_bytes: int,
+        work: _Memory | None,
+    ) -> None: ...
+    def run(
+        self, source: _Memory, target: _Memory, number: int, work: _Memory | None = None, /
+    ) -> int: ...  # Carry out the program as call ``number``; return -1, or the step at which Python must go on.
+
+class Counters:
+    # `oneaccord.calls.order.counters.Counters`.
+
+    busy: bool
+    next: int
+    messages: int
+    call: int
+    started: float
+
+    def __init__(self, channel: int = -1, counted: Counters | None = None, kept: int = 32) -> None: ...
+    def take(self, turn: object = None, /) -> bool: ...
+    def give(self) -> Any: ...
+    def drop(self, turn: object, /) -> bool: ...
+    def begin(self, what: object, /) -> int: ...
+    def leave(self) -> None: ...
+    def undo(self) -> None: ...
+    def count_message(self) -> int: ...
+    def short(self) -> list[tuple[int, int, object, float, float]]: ...
+
+class Call:
+    # A collective that was made before; ``python`` goes on where C stops, and ``given`` and ``result`` are arrays of those dtypes and shapes.
+
+    def __init__(
+        self,
+        python: object,
+        turns: object,
+        counters: Counters,
+        what: object,
+        given: npt.NDArray[Any],
+        result: npt.NDArray[Any],
+        nothing: npt.NDArray[Any],
+        program: Program,
+        gives: bool,
+        takes: bool,
+        in_place: bool,
+        quotient: np.ufunc | None = None,
+        divisor: npt.NDArray[Any] | None = None,
+    ) -> None: ...
+
+class Send:
+    # Sends to one rank, of one dtype and shape.
+
+    stale: bool
+
+    def __init__(
+        self,
+        python: object,
+        turns: object,
+        counters: Counters,
+        what: object,
+        given: npt.NDArray[Any],
+        box: object,
+        header: _Memory,
+        number_at: int,
+        opening_bytes: int,
+        tag: int,
+        rest_header: bytes,
+    ) -> None: ...
+
+class Recv:
+    # Receives from one rank.
+
+    def __init__(
+        self,
+        python: object,
+        turns: object,
+        counters: Counters,
+        what: object,
+        given: npt.NDArray[Any],
+        box: object,
+        header: _Memory,
+        number_at: int,
+        opening_bytes: int,
+    ) -> None: ...
+    def know(
+        self, tag: int, example: npt.NDArray[Any], rest_header: bytes, /
+    ) -> None: ...  # Say of what dtype and shape the arrays are that a tag stands for.
+
+class Exchange:
+    # Sends to one rank and receives from one, at once.
+
+    def __init__(self, python: object, send: Send, recv: Recv, what: object) -> None: ...
+
+class Caller:
+    # What leads from a call to the fast way that it has: for each key of ``table`` those of arrays of different kinds.
+
+    def __init__(
+        self,
+        table: dict[Any, list[Any]],
+        otherwise: Callable[..., Any],
+        resume: Callable[..., Any],
+        job: object,
+        control: object,
+        left: set[int],
+        group: int,
+        plugins: object,
+        seconds: float,
+    ) -> None: ...
+    def call(self, key: object, array: object, out: object, timeout_s: float | None, /) -> Any: ...
+
+class Low:
+    # A reduction of floats of 16 or 8 bits: `oneaccord.arrays.low_precision`.
+
+    def __init__(self, name: str, table: npt.NDArray[np.uint16] | None = None) -> None: ...
+    def combine(
+        self, left: npt.NDArray[Any], right: npt.NDArray[Any], out: npt.NDArray[Any], start: int, /
+    ) -> int: ...  # Reduce from an element on; return the first one that Python must do.
+
+def mailbox_slot_bytes(
+    box: object, /
+) -> int: ...  # The length of the slots of a mailbox with a C form. Raises AttributeError or ValueError if it has none.
+
+# What the machine allows: each does something so often, and returns how many seconds that took; of pings, the median of a round trip.
+
+def measure_copy(target: _Memory, source: _Memory, times: int, /) -> float: ...
+def measure_add(target: _Memory, left: _Memory, right: _Memory, times: int, /) -> float: ...  # Of float32.
+def measure_stream(
+    fd: int, outgoing: _Memory, send_bytes: int, incoming: _Memory, recv_bytes: int, timeout_s: float, /
+) -> float: ...  # Both ways at once. Raises OSError where the connection broke, TimeoutError where nothing moves any more.
+def measure_flags(
+    memory: _Memory, first: bool, batches: int, timeout_s: float, /
+) -> float: ...  # Eight round trips a batch, over two flags in shared memory. Raises TimeoutError.
+def measure_pings(
+    fd: int, first: bool, batches: int, timeout_s: float, /
+) -> float: ...  # Eight round trips of 8 bytes a batch, over a socket. Raises OSError, TimeoutError.

@@ -1,0 +1,101 @@
+/* What programs and messages do with mailboxes of any kind: wait for a moment, send, receive. */
+#include "native.h"
+
+#include <sched.h>
+#include <time.h>
+
+double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Ranks that share one processor: the peer cannot send before this thread gives way. A thread that saw several times in a row that another one ran
+   while it gave way, and only shortly, gives way before it looks again. The system moves one of the two sooner or later; giving way then takes no time. */
+static _Thread_local unsigned shared; /* how many times in a row that was so */
+
+#define SWITCHED_S 1e-6 /* giving way takes less if nobody else wants the processor */
+#define SLICE_S 50e-6   /* and more if somebody computes */
+#define ENOUGH 3
+
+/* The looks for one message. */
+typedef struct {
+    unsigned tries;
+    double until;
+} Looks;
+
+/* Return whether to look once more: first at once, then without the interpreter's lock, giving way to others, until the time is up. */
+static bool look_again(const Mailbox *box, Looks *looks, Patience *patience) {
+    if (looks->tries && shared < ENOUGH) {
+        --looks->tries;
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#endif
+        return true;
+    }
+    if (!patience->released) patience->released = PyEval_SaveThread();
+    double now = now_s();
+    if (looks->until == 0.0)
+        looks->until = now + box->spin_s;
+    else if (now >= looks->until)
+        return false;
+    sched_yield();
+    double took = now_s() - now;
+    shared = took > SWITCHED_S && took < SLICE_S ? shared + 1 : 0;
+    return true;
+}
+
+void patience_end(Patience *patience) {
+    if (patience->released) PyEval_RestoreThread(patience->released);
+    patience->released = NULL;
+}
+
+bool mailbox_room(const Mailbox *box, Patience *patience) {
+    Looks looks = {box->tries, 0.0};
+    oneaccord_answer answer;
+    while ((answer = box->room(box->mailbox)) == ONEACCORD_NOT_YET && look_again(box, &looks, patience)) continue;
+    return answer == ONEACCORD_YES;
+}
+
+const unsigned char *mailbox_fetch(const Mailbox *box, const unsigned char *header, size_t nbytes, Patience *patience) {
+    Looks looks = {box->tries, 0.0};
+    box->release(box->mailbox);
+    for (;;) {
+        switch (box->poll(box->mailbox, header, nbytes)) {
+        case ONEACCORD_YES:
+            return box->payload(box->mailbox);
+        case ONEACCORD_PART:
+            looks = (Looks){box->tries, 0.0};
+            break;
+        case ONEACCORD_NOT_YET:
+            if (look_again(box, &looks, patience)) break;
+            return NULL;
+        default:
+            return NULL;
+        }
+    }
+}
+
+const Mailbox *mailbox_of(PyObject *object) {
+    PyObject *capsule = PyObject_GetAttrString(object, "c_mailbox");
+    if (!capsule) return NULL;
+    const Mailbox *box = PyCapsule_GetPointer(capsule, ONEACCORD_MAILBOX);
+    Py_DECREF(capsule);
+    if (!box) return NULL;
+    if (box->nbytes >= sizeof(Mailbox) && box->room && box->slot && box->post && box->release && box->poll && box->payload && box->take) return box;
+    PyErr_SetString(PyExc_ValueError, "c_mailbox has members that are missing: see oneaccord_native/mailbox.h");
+    return NULL;
+}
+
+/* mailbox_slot_bytes(box): the length of its slots; raises unless the mailbox has a C form. */
+static PyObject *slot_bytes(PyObject *Py_UNUSED(module), PyObject *object) {
+    const Mailbox *box = mailbox_of(object);
+    return box ? PyLong_FromSize_t(box->slot_bytes) : NULL;
+}
+
+PyMethodDef mailbox_methods[] = {
+    {"mailbox_slot_bytes", slot_bytes, METH_O, "Return the length of the slots of a mailbox with a C form; raise AttributeError or ValueError if it has none."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyObject *mailbox_capsule(Mailbox *box) { return PyCapsule_New(box, ONEACCORD_MAILBOX, NULL); }

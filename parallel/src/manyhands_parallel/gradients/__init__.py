@@ -1,7 +1,0 @@
-"""Gradients of all ranks, averaged during the backward pass; and the first values, from one rank to all."""
-
-from manyhands_parallel.gradients.replicas import broadcast
-from manyhands_parallel.gradients.sync import GradientSync, Step
-from manyhands_parallel.gradients.uneven import until_all_done
-
-__all__ = ["GradientSync", "Step", "broadcast", "until_all_done"]

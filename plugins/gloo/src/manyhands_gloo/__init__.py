@@ -1,1 +1,0 @@
-"""The gloo backend of manyhands."""

@@ -1,0 +1,1 @@
+"""The gloo backend of oneaccord."""

@@ -1,1 +1,0 @@
-"""The hybrid backend of manyhands."""

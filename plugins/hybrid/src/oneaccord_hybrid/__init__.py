@@ -1,0 +1,1 @@
+"""The hybrid backend of oneaccord."""

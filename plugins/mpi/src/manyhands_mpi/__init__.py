@@ -1,1 +1,0 @@
-"""The mpi backend of manyhands."""

@@ -1,0 +1,1 @@
+"""The mpi backend of oneaccord."""

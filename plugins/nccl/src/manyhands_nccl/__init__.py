@@ -1,1 +1,0 @@
-"""The nccl backend of manyhands."""

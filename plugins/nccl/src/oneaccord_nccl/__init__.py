@@ -1,0 +1,1 @@
+"""The nccl backend of oneaccord."""

@@ -1,1 +1,0 @@
-"""The shm backend of manyhands."""

@@ -1,1 +1,0 @@
-"""The tcp backend of manyhands."""

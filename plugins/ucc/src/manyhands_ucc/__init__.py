@@ -1,1 +1,0 @@
-"""The ucc backend of manyhands."""

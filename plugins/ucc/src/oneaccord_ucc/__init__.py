@@ -1,0 +1,1 @@
+"""The ucc backend of oneaccord."""

@@ -1,1 +1,0 @@
-"""The ucx backend of manyhands."""

@@ -1,0 +1,1 @@
+"""The ucx backend of oneaccord."""
