@@ -133,6 +133,7 @@ check: venv-dev
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_variables.py
 	$(BIN)/python tools/check_versions.py
+	$(BIN)/python tools/check_name.py
 
 prove: venv
 	$(BIN)/python tools/prove.py
