@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,19 @@ from oneaccord.common.variables import Variable
 from oneaccord.errors import ConfigError, RendezvousError
 from oneaccord.launchers import LaunchEnvironment, claim, discover, meeting_place, parse_address, why_not_alone
 from oneaccord.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from oneaccord.launchers.variables import derived_port
+from oneaccord.launchers.variables import derived_ports
 
-PARENT = 4242
-PARENT_PORT = 61440 + 4242 - 4096
+PARENT = 10_000_000  # no process has so high a number
+OF_PARENT = f"process {PARENT}"
+
+
+def derived(
+    launcher: str, rank: int, size: int, local_rank: int, local_size: int | None, host: str, job: str, *hosts: str
+) -> LaunchEnvironment:
+    """Return what is understood if the places to meet come from the job's name."""
+    port, *more = derived_ports(f"{launcher} {job}")
+    return LaunchEnvironment(launcher, rank, size, local_rank, local_size, host, port, job, tuple(more), hosts)
+
 
 TORCHRUN = {
     "RANK": "5",
@@ -129,45 +139,73 @@ LEADER_WORKER_SET = {
         pytest.param(TORCHRUN, LaunchEnvironment("torchrun", 5, 8, 1, 4, "node001", 29400, "abc"), id="torchrun"),
         pytest.param(
             TORCHRUN | {"ONEACCORD_LAUNCHED": "[::1]:4000"},
-            LaunchEnvironment("oneaccord", 5, 8, 1, 4, "::1", 4000, "abc"),
+            LaunchEnvironment("oneaccord", 5, 8, 1, 4, "::1", 4000, ""),
             id="oneaccord",
         ),
-        pytest.param(SLURM, LaunchEnvironment("slurm", 5, 8, 1, 4, "node003", 61440 + 123456 % 4096, "123456"), id="slurm"),
+        pytest.param(SLURM, derived("slurm", 5, 8, 1, 4, "node003", "123456"), id="slurm"),
         pytest.param(
             OPEN_MPI_4,
-            LaunchEnvironment("openmpi", 3, 4, 1, 2, "10.96.0.1", derived_port("job 1531576321"), "1531576321"),
+            derived("openmpi", 3, 4, 1, 2, "10.96.0.1", "1531576321 of tcp://10.96.0.1,10.148.0.1:34911"),
             id="openmpi-4",
         ),
         pytest.param(
             OPEN_MPI_5,
-            LaunchEnvironment(
-                "openmpi", 3, 4, 1, 2, "f5n18", derived_port("job prterun-f5n18-3903919@1"), "prterun-f5n18-3903919@1"
-            ),
+            derived("openmpi", 3, 4, 1, 2, "f5n18", "prterun-f5n18-3903919@1"),
             id="openmpi-5",
         ),
         pytest.param(
             PRTERUN | {"ONEACCORD_WORLD_SIZE": "4"},
-            LaunchEnvironment(
-                "pmix", 1, 4, 0, None, "f5n18", derived_port("job prterun-f5n18-12192@1"), "prterun-f5n18-12192@1"
-            ),
+            derived("pmix", 1, 4, 0, None, "f5n18", "prterun-f5n18-12192@1"),
             id="prterun",
         ),
         pytest.param(
             SLURM | {"SLURM_JOB_NAME": "interactive", "SLURM_TASK_PID": "77"},
-            LaunchEnvironment("slurm", 5, 8, 1, 4, "node003", 61440 + 123456 % 4096, "123456"),
+            derived("slurm", 5, 8, 1, 4, "node003", "123456"),
             id="srun from an interactive shell",
         ),
-        pytest.param(HYDRA, LaunchEnvironment("mpich", 2, 4, 2, 4, "127.0.0.1", PARENT_PORT, ""), id="hydra"),
+        pytest.param(HYDRA, derived("mpich", 2, 4, 2, 4, "127.0.0.1", OF_PARENT), id="hydra"),
         pytest.param(
             {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "2"},
-            LaunchEnvironment("mpich", 0, 2, 0, 2, "127.0.0.1", PARENT_PORT, ""),
+            derived("mpich", 0, 2, 0, 2, "127.0.0.1", OF_PARENT),
             id="pmi",
         ),
-        pytest.param(MVAPICH, LaunchEnvironment("mvapich", 1, 2, 1, 2, "127.0.0.1", PARENT_PORT, ""), id="mvapich"),
-        pytest.param(LSF, LaunchEnvironment("lsf", 6, 12, 0, 6, "h41n08", 61440 + 777, "777"), id="lsf"),
-        pytest.param(FLUX, LaunchEnvironment("flux", 1, 2, 1, 2, "127.0.0.1", 61440, "4096"), id="flux"),
-        pytest.param(PALS, LaunchEnvironment("pals", 3, 4, 1, 2, "x1000c0s0b0n0", derived_port("fe45"), "fe45"), id="pals"),
+        pytest.param(MVAPICH, derived("mvapich", 1, 2, 1, 2, "127.0.0.1", OF_PARENT), id="mvapich"),
+        pytest.param(LSF, derived("lsf", 6, 12, 0, 6, "h41n08", "777"), id="lsf"),
+        pytest.param(FLUX, derived("flux", 1, 2, 1, 2, "127.0.0.1", "4096"), id="flux"),
+        pytest.param(PALS, derived("pals", 3, 4, 1, 2, "x1000c0s0b0n0", "fe45"), id="pals"),
         pytest.param(KUBERNETES, LaunchEnvironment("kubernetes", 2, 4, 0, 1, "train-0.train", 29500, ""), id="kubernetes"),
+        pytest.param(
+            KUBERNETES | {"HOSTNAME": "train-2"},
+            LaunchEnvironment("kubernetes", 2, 4, 0, 1, "train-0.train", 29500, "train"),
+            id="kubernetes, pods named by their job",
+        ),
+        pytest.param(
+            SLURM
+            | {
+                "SLURM_CLUSTER_NAME": "c1",
+                "SLURM_STEP_ID": "3",
+                "SLURM_DISTRIBUTION": "arbitrary",
+                "SLURMD_NODENAME": "node004",
+                "SLURM_GTIDS": "4,5",
+            },
+            derived("slurm", 5, 8, 1, 4, "node003", "c1:123456.3", "node004"),
+            id="slurm, tasks ordered by a file",
+        ),
+        pytest.param(
+            SLURM | {"SLURM_DISTRIBUTION": "arbitrary,Pack", "SLURMD_NODENAME": "node004", "SLURM_GTIDS": "0,5"},
+            derived("slurm", 5, 8, 1, 4, "node004", "123456"),
+            id="slurm, beside task 0",
+        ),
+        pytest.param(
+            SLURM | {"SLURM_DISTRIBUTION": "arbitrary", "SLURMD_NODENAME": "node004", "SLURM_PROCID": "0"},
+            derived("slurm", 0, 8, 1, 4, "node004", "123456"),
+            id="slurm, task 0 itself",
+        ),
+        pytest.param(
+            SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "node004"},
+            derived("slurm", 5, 8, 1, 8, "127.0.0.1", "123456"),
+            id="slurm, one node",
+        ),
         pytest.param(
             LEADER_WORKER_SET,
             LaunchEnvironment("leaderworkerset", 3, 4, 0, 1, "train-0.train.default", 29500, ""),
@@ -364,15 +402,18 @@ def test_ranks_behind_wrapper_scripts_meet_at_one_port() -> None:
     environ = {name: value for name, value in os.environ.items() if not re.match("RANK|WORLD_SIZE|OMPI|SLURM", name)}
     wrapped = ["sh", "-c", 'sh -c \'"$@"; exit $?\' - "$@"; exit $?', "-", sys.executable, "-c", program]
     printed = subprocess.run(wrapped, env=environ | HYDRA, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert int(printed) == derived_port(str(os.getpid()))
+    begun = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
+    assert int(printed) == derived_ports(f"mpich process {os.getpid()}.{begun}")[0]
 
 
 def test_torchrun_s_own_store_keeps_its_port() -> None:
-    for port in (29500, 61440, 65535):
-        found = discover(TORCHRUN | {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
-        assert found is not None
-        assert found.port not in {port, None}
-        assert found == discover(TORCHRUN | {"RANK": "5", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    agents = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    found = [discover(agents | {"MASTER_PORT": str(port)}) for port in range(61440, 65536, 16)]
+    assert all(
+        each and each.port and each.port >= 61440 and each.job == f"abc at node001:{port}"
+        for each, port in zip(found, range(61440, 65536, 16), strict=True)
+    )
+    assert not any(port in (each.port, *each.ports) for each, port in zip(found, range(61440, 65536, 16), strict=True) if each)
 
 
 def test_open_mpi_on_one_host_meets_on_loopback() -> None:
@@ -561,8 +602,8 @@ def test_numbers_that_python_does_not_read_are_refused_in_words(number: str) -> 
     with pytest.raises(ConfigError):
         list(islice(expand_hostlist(f"node[{number}-{number}]"), 3))
     assert tasks_of_node(number, 0) is None
-    assert 61440 <= derived_port(number) < 65536
+    assert all(61440 <= port < 65536 for port in derived_ports(number))
 
 
 def test_a_job_whose_name_is_no_text_has_a_port_all_the_same() -> None:
-    assert 61440 <= derived_port("job\udcff") < 65536
+    assert len(derived_ports("job\udcff")) == 8

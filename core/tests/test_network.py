@@ -22,7 +22,7 @@ from oneaccord.contract.backend import LinkLost
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.seal import Seal
 from oneaccord.control.local import LocalHub
-from oneaccord.errors import AuthenticationError, RendezvousError
+from oneaccord.errors import AuthenticationError, DeadlineError, RendezvousError
 from oneaccord.job.job import Job
 from oneaccord.net import network
 from oneaccord.net.credentials import Credentials, is_loopback
@@ -33,10 +33,10 @@ from oneaccord.net.handshake import (
     HELLO_BYTES,
     KNOCK_BYTES,
     MAGIC,
-    REFUSED,
     REPLY_BYTES,
     ClientHandshake,
     knock,
+    refusal,
 )
 from oneaccord.net.keepalive import Liveness
 from oneaccord.net.loop import Loop
@@ -227,7 +227,7 @@ def test_a_stranger_and_a_caller_that_say_no_more_are_given_up(door: Door, monke
 def test_a_knock_with_another_secret_is_refused_at_once(door: Door) -> None:
     with socket.create_connection(door.address, timeout=PATIENCE_S) as sock:
         sock.sendall(knock(b"another"))
-        assert receive(sock, GREETING_BYTES + 1) == REFUSED
+        assert receive(sock, GREETING_BYTES + 1) == refusal(bytes(32))
     door.refused.get(timeout=PATIENCE_S)
 
 
@@ -418,8 +418,27 @@ def test_a_name_that_does_not_resolve_is_told(monkeypatch: pytest.MonkeyPatch) -
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)  # a real resolver may take as long as it likes
-    with pytest.raises(RendezvousError, match=r"cannot be resolved \(Name or service not known\)"):
-        bind("no-such-host.invalid", 0)
+    with pytest.raises(
+        DeadlineError, match=r"'no-such-host\.invalid' did not resolve within 0\.3 s \(Name or service not known\)"
+    ):
+        bind("no-such-host.invalid", 0, Deadline(0.3))
+
+
+def test_bind_to_a_name_known_later_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    real = socket.getaddrinfo
+
+    def known_later(*words: Any, **more: Any) -> Any:
+        if not more["flags"] & socket.AI_NUMERICHOST:
+            asked.append(words)
+            if len(asked) < 3:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(*words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", known_later)
+    with bind("localhost", 0, Deadline(PATIENCE_S)) as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+    assert len(asked) == 3
 
 
 def test_only_the_address_that_was_asked_for_is_listened_on() -> None:

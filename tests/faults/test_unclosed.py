@@ -33,8 +33,9 @@ from oneaccord.control.remote import CONTROL_HELLO, SocketControl
 from oneaccord.job.job import Job
 from oneaccord.net import network, tls
 from oneaccord.net.credentials import Credentials
+from oneaccord.net.finding import dial_patiently
 from oneaccord.net.loop import Loop
-from oneaccord.net.network import Listener, dial, dial_patiently
+from oneaccord.net.network import Listener, dial
 from oneaccord.net.proven import ProvenSocket
 from oneaccord.net.tls import Tls, TlsHandshake
 from oneaccord_tcp.backend import TcpBackend

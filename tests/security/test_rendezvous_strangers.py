@@ -14,7 +14,7 @@ import pytest
 from support.fault_tools import SECRET, TELLING_JOINS, Nursery
 from support.shrink_tools import GOING_ON, LOSING, SHRINKING, places
 
-from oneaccord.net.handshake import KNOCK_BYTES, MAGIC, REFUSED, knock
+from oneaccord.net.handshake import KNOCK_BYTES, MAGIC, knock, refusal
 
 
 def call(stack: ExitStack, port: int, words: bytes = b"") -> socket.socket:
@@ -132,7 +132,7 @@ def wrong_proofs(stack: ExitStack, port: int) -> list[socket.socket]:
 
 
 def assert_refused(callers: list[socket.socket]) -> None:
-    assert [caller.recv(64) for caller in callers] == [REFUSED] * len(callers)
+    assert [caller.recv(64) for caller in callers] == [refusal(bytes(32))] * len(callers)
 
 
 def test_a_wrong_proof_costs_its_sender_alone(nursery: Nursery) -> None:

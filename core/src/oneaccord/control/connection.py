@@ -61,9 +61,9 @@ _MAX_WORDS = 4000
 E = TypeVar("E", bound=OneAccordError)
 
 
-def make_join(rank: int, world_size: int, backend: str, choices: str, runtime: Runtime = COMPUTER) -> Join:
+def make_join(rank: int, world_size: int, backend: str, choices: str, runtime: Runtime = COMPUTER, job: str = "") -> Join:
     """Return what a rank says of itself when it comes."""
-    return Join(rank, world_size, backend, choices, __version__, sys.byteorder, *runtime.identity(rank))
+    return Join(rank, world_size, backend, choices, __version__, sys.byteorder, *runtime.identity(rank), job=job)
 
 
 class Control(ABC):

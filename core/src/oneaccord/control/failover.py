@@ -19,9 +19,10 @@ from oneaccord.control.remote import SocketControl
 from oneaccord.control.standby_store import NOBODY, StandbyStore
 from oneaccord.errors import OneAccordError
 from oneaccord.net.credentials import Credentials
+from oneaccord.net.finding import dial_patiently
 from oneaccord.net.keepalive import Liveness
 from oneaccord.net.loop import Loop
-from oneaccord.net.network import Address, dial, dial_patiently, guarded_bind
+from oneaccord.net.network import Address, dial, guarded_bind
 
 __all__ = ["Failover"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ class Meeting:
     backend, choices
         The settings that must be alike on all ranks: the backend's name, and words for the rest.
     address
-        The address at which rank 0 listens.
+        The address at which rank 0 listens. Rank 0 sets it to the one that it has got.
     credentials
         The proof that a process belongs to the job.
     inherited
@@ -46,6 +47,8 @@ class Meeting:
         The address for ranks that come later; None if none can.
     gone
         Returns the ranks of this host that have ended before they came, each with how; None if that is not known.
+    others
+        Where rank 0 listens instead, in this order, if another job has the address; alike on all ranks. A rank knows its own job's store by the job's name.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Meeting:
         keep: Callable[[Callable[[], None]], object] | None = None,
         join_address: JoinAddress | None = None,
         gone: Callable[[], dict[int, str]] | None = None,
+        others: Sequence[Address] = (),
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -77,6 +81,7 @@ class Meeting:
         self.keep = keep
         self.join_address = join_address
         self.gone = gone
+        self.others = others
 
     def is_vain(self) -> bool:
         """Return whether the ranks cannot meet any more, since one of them has ended before.
@@ -103,7 +108,18 @@ class Meeting:
                 )
             os.set_inheritable(self.inherited, False)  # what the program starts from now on must not keep the port
             return guarded(close_after_fork(sock), self.credentials)
-        return guarded_bind(self.address, self.credentials, deadline)
+        last = self.others[-1] if self.others else self.address
+        for place in (self.address, *self.others):
+            try:
+                sock = guarded_bind(place, self.credentials, deadline)
+            except RendezvousError as error:
+                is_taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+                if place == last or not is_taken:
+                    raise
+            else:
+                self.address, self.others = place, ()
+                return sock
+        raise AssertionError("the last place is bound or refused")
 
 
 def _listening(inherited: int) -> socket.socket | None:

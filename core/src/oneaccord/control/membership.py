@@ -68,6 +68,8 @@ _NOWHERE = -2
 """The number of no call: a rank that is asked about it says what it did last. An exchange has -1."""
 _INQUEST = 1
 """The number of the inquest: each ends the job, so there is one at most."""
+_MAX_MISFITS = 16
+"""The number of refused processes that are kept, to be named."""
 
 
 class _Meeting(msgspec.Struct):
@@ -185,7 +187,7 @@ class Membership:
             return self.verdict
         if not 0 <= message.rank < self.world_size:  # the job still waits for all of its ranks
             misfit = wording.outside(message, self.world_size)
-            self._misfits.add(misfit)
+            self.note_misfit(misfit)
             return Verdict("rendezvous", f"{misfit}: start all ranks alike, or give this job an address of its own")
         problem = self._objection(message)
         if problem:
@@ -195,6 +197,11 @@ class Membership:
         if self.complete:
             self._on(Event.ALL_CAME)
         return None
+
+    def note_misfit(self, misfit: str) -> None:
+        """Note in words that a process came that is no rank of this job; they are said if ranks do not come in time."""
+        if len(self._misfits) < _MAX_MISFITS:
+            self._misfits.add(misfit)
 
     def _objection(self, message: Join) -> str:
         if message.world_size != self.world_size:

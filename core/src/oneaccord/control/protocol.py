@@ -10,6 +10,7 @@ from oneaccord.common.checks import UNREADABLE
 
 __all__ = [
     "ANOTHER_CALL",
+    "ANOTHER_JOB",
     "RUNS_ALREADY",
     "Agree",
     "Agreed",
@@ -50,6 +51,8 @@ __all__ = [
 
 RUNS_ALREADY = "running"
 """The kind of the verdict on a rank that comes to begin a job that runs already."""
+ANOTHER_JOB = "another job"
+"""The kind of the verdict on a rank that comes to the address of another job."""
 ANOTHER_CALL = "another call"
 """The gap in the text of a mismatch whose reporter does not know what its peer did. The store fills in the peer's own words."""
 MAX_CARD_BYTES = 65536
@@ -72,7 +75,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """A rank joins.
 
     ``verdict`` is the first cause, if it knows one and looks for the other survivors; ``place`` is where they find it. The store sets ``certificate``
-    to the names in the certificate of the connection.
+    to the names in the certificate of the connection. ``job`` is the name of the rank's job, which must be that of the store; empty if it has none.
     """
 
     rank: int
@@ -86,6 +89,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     verdict: Verdict | None = None
     place: Whereabouts | None = None
     certificate: str = ""
+    job: str = ""
 
 
 class Exchange(msgspec.Struct, frozen=True, tag=True):

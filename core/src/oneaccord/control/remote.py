@@ -36,10 +36,11 @@ from oneaccord.control.protocol import (
 )
 from oneaccord.control.standby_store import StandbyStore
 from oneaccord.net.credentials import Credentials
+from oneaccord.net.finding import dial_patiently
 from oneaccord.net.frames import FrameConnection
 from oneaccord.net.keepalive import Liveness
 from oneaccord.net.loop import Loop
-from oneaccord.net.network import BACKLOG, Address, dial_patiently, hold, show_address
+from oneaccord.net.network import BACKLOG, Address, hold, show_address
 from oneaccord.net.proven import ProvenSocket
 from oneaccord.runtime.computer import has_ended, neighbourhood
 
@@ -73,6 +74,8 @@ class SocketControl(Control):
         Asked now and then whether to give up.
     hello
         The role in which this rank connects.
+    sock
+        A connection to the store, if there is one already.
 
     Attributes
     ----------
@@ -83,6 +86,8 @@ class SocketControl(Control):
     ------
     RendezvousError
         Nobody listens there, or no oneaccord.
+    DeadlineError
+        The name of the host did not resolve in time.
     AuthenticationError
         The store holds another secret, or the two do not trust each other's certificates.
     """
@@ -97,8 +102,10 @@ class SocketControl(Control):
         liveness: Liveness,
         cancelled: Callable[[], bool] = lambda: False,
         hello: bytes = CONTROL_HELLO,
+        sock: ProvenSocket | None = None,
     ) -> None:
-        sock = dial_patiently(address, credentials, hello, join.rank, deadline, cancelled)
+        if sock is None:
+            sock = dial_patiently(address, credentials, hello, join.rank, deadline, cancelled)
         loop.own(sock)  # at once: nobody closes a control that fails before it is made
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
         self.standby_store: StandbyStore | None = None

@@ -10,12 +10,22 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from oneaccord.control.protocol import MAX_FROM_RANK_BYTES, FromRank, FromStore, Join, decode_from_rank, encode
+from oneaccord.control import wording
+from oneaccord.control.protocol import (
+    ANOTHER_JOB,
+    MAX_FROM_RANK_BYTES,
+    FromRank,
+    FromStore,
+    Join,
+    Verdict,
+    decode_from_rank,
+    encode,
+)
 from oneaccord.net.credentials import Credentials
 from oneaccord.net.frames import FrameConnection
 from oneaccord.net.keepalive import Liveness
 from oneaccord.net.loop import Loop
-from oneaccord.net.network import Address, Listener
+from oneaccord.net.network import Address, Listener, show_address
 from oneaccord.net.proven import ProvenSocket
 
 __all__ = ["Seat", "Server"]
@@ -54,7 +64,10 @@ class Seat:
     def _frame(self, frame: bytes | None) -> None:
         message = decode_from_rank(frame)
         if self.number is None and isinstance(message, Join):
-            self._server._join(self, message)
+            if message.job == self._server._job:
+                self._server._join(self, message)
+            else:
+                self._server._turn_away(self, message)
         elif self.number is None or message is None:
             self._server._refuse(self)
         else:
@@ -87,6 +100,7 @@ class Server(ABC):
         self._own = own
         self._attached = attached
         self._listener: Listener | None = None
+        self._job = ""
         self._seats: dict[int, Seat] = {}
         self._open: set[Seat] = set()
         self._changed = threading.Condition()  # guards `_open`
@@ -103,6 +117,13 @@ class Server(ABC):
     def _lose(self, number: int, reason: str, vanished: bool) -> None:
         """Take note that the connection of a client that had joined has ended."""
 
+    def _turn_away(self, seat: Seat, message: Join) -> str:
+        """Tell a rank of another job which job meets here, and return the reason in words; the ranks of this job keep meeting."""
+        reason = wording.another_job(message, self._job, show_address(seat.sock.getsockname()[:2]))
+        remedy = "give each job an address of its own; or, if they are one job, give all its ranks one ONEACCORD_RUN_ID, and start them alike"
+        seat.send(Verdict(ANOTHER_JOB, f"{reason}: {remedy}"))
+        return reason
+
     def _refuse(self, seat: Seat) -> None:
         """Answer a frame that is unreadable, or that comes before the client has joined."""
         seat.close()
@@ -111,6 +132,7 @@ class Server(ABC):
     def _listen(
         self, sock: socket.socket, credentials: Credentials, refused: Callable[[Address, str], None] = lambda *_: None
     ) -> None:
+        self._job = credentials.run
         self._listener = Listener(self._loop, sock, credentials, self._accept, refused)
 
     def _stop_listening(self) -> None:

@@ -173,6 +173,11 @@ class Store(Server):
         if self._membership.complete:
             self._stop_listening()
 
+    def _turn_away(self, seat: Seat, message: Join) -> str:
+        reason = super()._turn_away(seat, message)
+        self._membership.note_misfit(reason)
+        return reason
+
     def _hear(self, rank: int, message: FromRank) -> None:
         self._membership.handle(rank, message)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from oneaccord.control.protocol import RUNS_ALREADY, Verdict
+from oneaccord.control.protocol import ANOTHER_JOB, RUNS_ALREADY, Verdict
 from oneaccord.errors import (
     AbortedError,
     AuthenticationError,
@@ -45,6 +45,7 @@ KINDS: dict[str, type[OneAccordError]] = {
     "rendezvous": RendezvousError,
     "failed": CommError,
     RUNS_ALREADY: RunsAlreadyError,
+    ANOTHER_JOB: RendezvousError,
 }
 """The error of each kind of report and verdict."""
 

@@ -28,6 +28,15 @@ def outside(message: Join, world_size: int) -> str:
     return f"{show_process(message)} is not in a world of {world_size}, which rank 0 was started for"
 
 
+def another_job(message: Join, ours: str, where: str) -> str:
+    """Say that a rank belongs to another job than the one whose ranks meet there."""
+    return f"{show_process(message)} belongs to {_show_job(message.job)}, but {_show_job(ours)} meets at {where}"
+
+
+def _show_job(name: str) -> str:
+    return f"the job {name!r}" if name else "a job without a name"
+
+
 def other_size(message: Join, world_size: int) -> str:
     """Say that a rank expects another number of ranks."""
     return f"{show_process(message)} was started for {message.world_size} ranks, and rank 0 for {world_size}: start all ranks alike"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oneaccord.common.checks import whole
@@ -39,6 +40,9 @@ from oneaccord.net.keepalive import Liveness
 __all__ = ["init"]
 
 _log = logging.getLogger("oneaccord.job")
+
+_LONGEST_NAME = 200
+"""How many bytes of a job's name are kept as they are, at most."""
 
 
 def init(
@@ -103,7 +107,7 @@ def init(
         return Group(*finish(among_threads(member, setup, deadline), setup, selector, deadline))
     is_told = rank is not None or world_size is not None
     is_elastic = not is_told and Variable.ELASTIC in os.environ
-    join_address = JoinAddress.of(os.environ, _credentials(resolved, _run(None))) if is_elastic else None
+    join_address = JoinAddress.of(os.environ, _credentials(resolved, _run(discover(os.environ)))) if is_elastic else None
     if join_address is not None and Variable.NEWCOMER in os.environ:
         group = Group(*_come_later(setup, join_address))
     else:
@@ -177,7 +181,10 @@ def _among_processes(
         launch = None  # a rank that gets its number here need not understand an incomplete launcher
     if launch is None and rank is None and world_size is None and (doubt := why_not_alone(os.environ)):
         _log.warning("oneaccord: %s", doubt)
-    run = _run(launch if rank is None and world_size is None else None)
+    is_derived = launch is not None and bool(
+        launch.others
+    )  # the place, of the name; an address of the user's own may unite ranks of several launches
+    run = _run(launch if is_derived or (rank is None and world_size is None) else None)
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
     is_alone = world_size == 1 and join_address is None
@@ -192,7 +199,9 @@ def _among_processes(
             launch is not None and launch.launcher == "oneaccord" and (rank, world_size) == (launch.rank, launch.world_size)
         )
         those_gone = gone if is_launchers and join_address is None else None
-        job = _joined(rank, world_size, address, _credentials(setup.resolved, run), setup, join_address, deadline, those_gone)
+        others = [] if launch is None else launch.others
+        credentials = _credentials(setup.resolved, run)
+        job = _joined(rank, world_size, address, credentials, setup, join_address, deadline, those_gone, others)
     except BaseException:
         release()
         raise
@@ -209,6 +218,7 @@ def _joined(
     join_address: JoinAddress | None,
     deadline: Deadline,
     those_gone: Callable[[], dict[int, str]] | None,
+    others: Sequence[tuple[str, int]],
 ) -> Job:
     if address is None:
         return come_alone(setup, deadline)
@@ -225,6 +235,7 @@ def _joined(
         _liveness(resolved.settings),
         join_address=join_address,
         gone=those_gone,
+        others=others,
     )
     return come_alone(setup, deadline, None, meeting) if world_size == 1 else among_processes(meeting, setup, deadline)
 
@@ -277,7 +288,13 @@ def _credentials(resolved: Resolved, run: str) -> Credentials:
 
 
 def _run(launch: LaunchEnvironment | None) -> str:
-    """Return the name of this run: the user's, otherwise that of the launcher that gave the rank."""
-    # oneaccord run passes it only in the variable, so that ranks that come later know it as well.
-    of_launcher = "" if launch is None or launch.launcher == "oneaccord" else launch.job
-    return os.environ.get(Variable.RUN_ID, "") or of_launcher
+    """Return the name of this process's job, which all its ranks have: the launcher's that gave the rank, and the user's."""
+    given = os.environ.get(Variable.RUN_ID, "")
+    of_launcher = f"{launch.launcher} {launch.job}" if launch is not None and launch.job else ""
+    # A launcher of ours that is started again on a host has another name, and the user's is enough; so it is if the user numbers the ranks.
+    if given and (launch is None or launch.launcher == "oneaccord" or Variable.RANK in os.environ):
+        of_launcher = ""
+    name = " ".join(filter(None, (of_launcher, given))).encode(errors="surrogateescape")
+    if len(name) > _LONGEST_NAME:
+        name = name[:_LONGEST_NAME] + b" " + hashlib.sha256(name).hexdigest().encode()
+    return name.decode(errors="backslashreplace")

@@ -28,13 +28,14 @@ from oneaccord.control.connection import Control, make_join
 from oneaccord.control.failover import Failover
 from oneaccord.control.joiners import NEWCOMER_HELLO
 from oneaccord.control.meeting import Meeting
-from oneaccord.control.protocol import Report, Verdict
-from oneaccord.control.remote import SocketControl
+from oneaccord.control.protocol import ANOTHER_JOB, Report, Verdict, Welcome
+from oneaccord.control.remote import CONTROL_HELLO, SocketControl
 from oneaccord.control.store import Store
 from oneaccord.errors import AuthenticationError, ClosedError, OneAccordError, PeerLostError, RendezvousError
 from oneaccord.job.bootstrap import Maker
 from oneaccord.job.no_transport import NoTransport
 from oneaccord.net.credentials import Credentials
+from oneaccord.net.finding import Search
 from oneaccord.net.forking import forget_after_fork
 from oneaccord.net.frames import FrameConnection
 from oneaccord.net.keepalive import Liveness
@@ -162,12 +163,9 @@ class Job:
             loop = job.loop
             if meeting.rank == 0:
                 job._open_store(meeting, deadline)
-            join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
-            job.control = control = SocketControl(
-                loop, join, meeting.address, meeting.credentials, deadline, meeting.liveness, meeting.is_vain
-            )
-            # The store ends the wait for the others, and knows which ranks are missing: this rank's own deadline must come later.
-            welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
+            welcome = job._join_store(meeting, deadline)
+            control = job.control
+            assert isinstance(control, SocketControl)
             job._credentials = meeting.credentials.of_job(welcome.key, welcome.certificates)
             job.hosts = tuple(welcome.hosts)
             if meeting.world_size > 1:
@@ -182,6 +180,27 @@ class Job:
         atexit.register(job._at_exit)
         forget_after_fork(job)
         return job
+
+    def _join_store(self, meeting: Meeting, deadline: Deadline) -> Welcome:
+        """Come to the store, and wait for the others; a store of another job at one of several places is passed by."""
+        places = [meeting.address, *meeting.others]
+        credentials, liveness = meeting.credentials, meeting.liveness
+        join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices, job=credentials.run)
+        search = Search(places, credentials, CONTROL_HELLO, meeting.rank, deadline, meeting.is_vain)
+        while True:
+            sock, place = search.dial()
+            self.control = control = SocketControl(self.loop, join, place, credentials, deadline, liveness, sock=sock)
+            try:
+                # The store ends the wait for the others, and knows which ranks are missing: this rank's own deadline must come later.
+                welcome = control.welcome(Deadline(deadline.remaining() + 2.0))
+            except RendezvousError as error:
+                if len(places) == 1 or control.verdict is None or control.verdict.kind != ANOTHER_JOB:
+                    raise
+                control.close()
+                search.note(str(error))
+            else:
+                meeting.address = place
+                return welcome
 
     def _open_store(self, meeting: Meeting, deadline: Deadline) -> None:
         place = meeting.listen(deadline), meeting.credentials, meeting.world_size
@@ -209,7 +228,7 @@ class Job:
         job = cls(-1, most, meeting.backend)
         job.meeting, job._local_rank, job._liveness, job.closed = meeting, meeting.local_rank, meeting.liveness, True
         try:
-            join = make_join(-1, most, meeting.backend, meeting.choices)
+            join = make_join(-1, most, meeting.backend, meeting.choices, job=meeting.credentials.run)
             job.control = SocketControl(
                 job.loop, join, meeting.address, meeting.credentials, deadline, meeting.liveness, hello=NEWCOMER_HELLO
             )

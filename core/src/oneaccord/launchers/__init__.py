@@ -217,17 +217,21 @@ def _named(variables: Variables, configured: str | None) -> tuple[str, int] | No
 def _with_address(variables: Variables, found: LaunchEnvironment, configured: str | None) -> LaunchEnvironment:
     given = _named(variables, configured)
     if given is not None:
-        return replace(found, host=given[0], port=given[1])
-    host, port = found.host, found.port
+        return replace(found, host=given[0], port=given[1], ports=(), hosts=())
+    host, port, ports = found.host, found.port, found.ports
     if host is None and found.local_world_size == found.world_size > 1:
         host = "127.0.0.1"
     elif host is None:
         host = variables.text("MASTER_ADDR")
-        port = variables.port("MASTER_PORT") or port or DEFAULT_PORT
+        port = variables.port("MASTER_PORT") or port or (None if ports else DEFAULT_PORT)
         if host is None and found.world_size == 1:
-            return replace(found, port=None)
+            return replace(found, port=None, ports=())
     else:
-        port = port or DEFAULT_PORT
+        port = port or (None if ports else DEFAULT_PORT)
+    if port is not None:
+        ports = ()
+    elif ports:
+        port, ports = ports[0], ports[1:]
     if host is None or port is None:
         unknown = "on which host" if host is None else f"at which port of {host}"
         raise RendezvousError(
@@ -236,4 +240,4 @@ def _with_address(variables: Variables, found: LaunchEnvironment, configured: st
             "host of rank 0 and a free port there",
             rank=found.rank,
         )
-    return replace(found, host=host, port=port)
+    return replace(found, host=host, port=port, ports=ports)

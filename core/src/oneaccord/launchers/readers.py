@@ -10,7 +10,7 @@ from typing import NamedTuple
 from oneaccord.common.variables import Variable
 from oneaccord.errors import ConfigError
 from oneaccord.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from oneaccord.launchers.variables import Variables, derived_port
+from oneaccord.launchers.variables import Variables, derived_ports
 
 __all__ = ["LAUNCHERS", "NOT_UNDERSTOOD", "STARTERS", "LaunchEnvironment", "Reader", "Starter", "is_shell_of_slurm"]
 
@@ -31,7 +31,22 @@ class LaunchEnvironment:
     """The host of the meeting point: a name or an address, without brackets."""
     port: int | None
     job: str
-    """The launcher's name for this run: its job, and the step and the attempt within it. Alike on all ranks; empty when it has none."""
+    """The launcher's name for this run: its job, and the step and the attempt within it. Alike on all ranks; empty when it has none.
+
+    No two runs that exist at once share it, as far as the launcher distinguishes them. The store refuses a rank with another name.
+    """
+    ports: tuple[int, ...] = ()
+    """Further ports at which the ranks may meet, in this order, if other programs have those before; alike on all ranks."""
+    hosts: tuple[str, ...] = ()
+    """Further hosts where rank 0 may be, if the launcher does not say on which of them it is; empty on rank 0."""
+
+    @property
+    def others(self) -> list[tuple[str, int]]:
+        """Further places where the ranks may meet, in this order: each host with each port."""
+        if self.host is None or self.port is None:
+            return []
+        hosts = (self.host, *self.hosts)
+        return [(host, port) for port in (self.port, *self.ports) for host in hosts][1:]
 
 
 Reader = Callable[[Variables], LaunchEnvironment | None]
@@ -43,25 +58,47 @@ def _variables_of_torchrun(found: Variables) -> LaunchEnvironment | None:
     if found.text("RANK") is None:
         return None
     rank, size = found.identity("RANK", "WORLD_SIZE")
+    local_size = found.integer("LOCAL_WORLD_SIZE")
     host, port = found.text("MASTER_ADDR"), found.port("MASTER_PORT")
     ours = found.text(Variable.LAUNCHED) is not None
     if ours:
         # MASTER_PORT is free there, for other libraries; a simulated world has no address of its own.
         host, port = found.address(Variable.LAUNCHED) or (host, port)
     elif port is not None and found.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun's own store listens on MASTER_PORT for as long as the job runs: meet at a neighbour, never the same port.
-        port = derived_port(str(port + 1))
+        # torchrun's own store listens there as long as the job runs, so that no other job of torchrun has that address meanwhile.
+        run = f"{found.text('TORCHELASTIC_RUN_ID') or ''} at {host}:{port}"
+        return LaunchEnvironment(
+            launcher="torchrun",
+            rank=rank,
+            world_size=size,
+            local_rank=found.integer("LOCAL_RANK") or 0,
+            local_world_size=local_size,
+            host=host,
+            port=None,
+            job=run,  # its count of restarts may differ from host to host
+            ports=derived_ports(f"torchrun {run}", taken=port),
+        )
+    # `oneaccord run` on several hosts makes its name of the address, as each host was given it: the words may differ.
+    name = found.text("TORCHELASTIC_RUN_ID") or ""
     return LaunchEnvironment(
         launcher="oneaccord" if ours else "torchrun",
         rank=rank,
         world_size=size,
         local_rank=found.integer("LOCAL_RANK") or 0,
-        local_world_size=found.integer("LOCAL_WORLD_SIZE"),
+        local_world_size=local_size,
         host=host,
         port=port,
-        # Its count of restarts may differ from host to host.
-        job=found.text("TORCHELASTIC_RUN_ID") or "",
+        job="" if ours and local_size != size else name,
     )
+
+
+def _name(found: Variables, job: str, *, is_one_host: bool) -> str:
+    """Return the launcher's name of the job, or a name of the process that started all its ranks; nothing if there is neither."""
+    return job or (found.starter_name() if is_one_host else "")
+
+
+def _ports(launcher: str, job: str) -> tuple[int, ...]:
+    return derived_ports(f"{launcher} {job}") if job else ()
 
 
 def _lsf(found: Variables) -> LaunchEnvironment | None:
@@ -73,6 +110,7 @@ def _lsf(found: Variables) -> LaunchEnvironment | None:
     job = found.joined("LSB_JOBID", "LSB_JOBINDEX", "PMIX_NAMESPACE")
     hosts = hosts_of_lsf(found.text("LSB_MCPU_HOSTS") or "")
     local_size = found.integer("JSM_NAMESPACE_LOCAL_SIZE")
+    job = _name(found, job, is_one_host=local_size == size)
     return LaunchEnvironment(
         launcher="lsf",
         rank=rank,
@@ -80,8 +118,9 @@ def _lsf(found: Variables) -> LaunchEnvironment | None:
         local_rank=found.integer("JSM_NAMESPACE_LOCAL_RANK") or 0,
         local_world_size=local_size,
         host=hosts[0] if hosts and local_size != size else None,
-        port=derived_port(job or found.starter()),
+        port=None,
         job=job,
+        ports=_ports("lsf", job),
     )
 
 
@@ -99,16 +138,20 @@ def _open_mpi(found: Variables) -> LaunchEnvironment | None:
     server = _server_of_pmix(found)
     job = found.text("PMIX_NAMESPACE") or re.split("[;.]", head)[0] or re.split("[;@]", server)[0]
     local_size = found.integer("OMPI_COMM_WORLD_LOCAL_SIZE")
-    # Version 4 numbers its jobs in steps of 4096 and version 5 names them: a checksum distinguishes them, a remainder does not.
+    host = _host_of_mpirun(head, server, job)
+    # Version 4 makes the numbers of its jobs of 16 bits, which two may share; the address of mpirun is its alone.
+    job = f"{job} of {head.partition(';')[2]}" if job and ";" in head else job
+    job = _name(found, job, is_one_host=local_size == size)
     return LaunchEnvironment(
         launcher="openmpi",
         rank=rank,
         world_size=size,
         local_rank=found.integer("OMPI_COMM_WORLD_LOCAL_RANK") or 0,
         local_world_size=local_size,
-        host=_host_of_mpirun(head, server, job) if local_size != size else None,
-        port=derived_port(f"job {job}" if job else found.starter()),
+        host=host if local_size != size else None,
+        port=None,
         job=job,
+        ports=_ports("openmpi", job),
     )
 
 
@@ -135,15 +178,18 @@ def _mvapich(found: Variables) -> LaunchEnvironment | None:
     if found.text("MV2_COMM_WORLD_RANK") is None:
         return None
     rank, size = found.identity("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE")
+    local_size = found.integer("MV2_COMM_WORLD_LOCAL_SIZE")
+    job = _name(found, "", is_one_host=local_size == size)
     return LaunchEnvironment(
         launcher="mvapich",
         rank=rank,
         world_size=size,
         local_rank=found.integer("MV2_COMM_WORLD_LOCAL_RANK") or 0,
-        local_world_size=found.integer("MV2_COMM_WORLD_LOCAL_SIZE"),
+        local_world_size=local_size,
         host=None,
-        port=derived_port(found.starter()),
-        job="",
+        port=None,
+        job=job,
+        ports=_ports("mvapich", job),
     )
 
 
@@ -152,16 +198,18 @@ def _cray_pals(found: Variables) -> LaunchEnvironment | None:
     if found.text("PALS_RANKID") is None:
         return None
     rank, size = found.identity("PALS_RANKID", "PMI_SIZE", "PALS_NRANKS")
-    job = found.text("PALS_APID")
+    local_size = found.integer("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
+    job = _name(found, found.text("PALS_APID") or "", is_one_host=local_size == size)
     return LaunchEnvironment(
         launcher="pals",
         rank=rank,
         world_size=size,
         local_rank=found.integer("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK") or 0,
-        local_world_size=found.integer("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        local_world_size=local_size,
         host=None,
-        port=derived_port(job or found.starter()),
-        job=job or "",
+        port=None,
+        job=job,
+        ports=_ports("pals", job),
     )
 
 
@@ -177,16 +225,18 @@ def _flux(found: Variables) -> LaunchEnvironment | None:
     if found.text("FLUX_TASK_RANK") is None:
         return None
     rank, size = found.identity("FLUX_TASK_RANK", "FLUX_JOB_SIZE")
-    job = found.text("FLUX_JOB_ID")
+    is_one_host = found.integer("FLUX_JOB_NNODES") == 1
+    job = _name(found, found.text("FLUX_JOB_ID") or "", is_one_host=is_one_host)
     return LaunchEnvironment(
         launcher="flux",
         rank=rank,
         world_size=size,
         local_rank=found.integer("FLUX_TASK_LOCAL_ID") or 0,
-        local_world_size=size if found.integer("FLUX_JOB_NNODES") == 1 else None,
+        local_world_size=size if is_one_host else None,
         host=None,
-        port=derived_port(job or found.starter()),
-        job=job or "",
+        port=None,
+        job=job,
+        ports=_ports("flux", job),
     )
 
 
@@ -210,22 +260,42 @@ def _slurm(found: Variables) -> LaunchEnvironment | None:
     rank, size = found.identity("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     # Steps of one job run side by side, and a job that was requeued has its old number.
     job = found.joined("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    hosts = found.text("SLURM_STEP_NODELIST", "SLURM_NODELIST")
     tasks = found.text("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     if found.integer("SLURM_STEP_NUM_NODES") == 1:
         local_size: int | None = size
     else:
         local_size = tasks_of_node(tasks or "", found.integer("SLURM_NODEID") or 0)
+    cluster = found.text("SLURM_CLUSTER_NAME")
+    job = f"{cluster}:{job}" if cluster and job else _name(found, job, is_one_host=local_size == size)
+    hosts = [] if local_size == size else _hosts_of_slurm(found, rank)
     return LaunchEnvironment(
         launcher="slurm",
         rank=rank,
         world_size=size,
         local_rank=found.integer("SLURM_LOCALID") or 0,
         local_world_size=local_size,
-        host=next(expand_hostlist(hosts)) if hosts else None,
-        port=derived_port(job or found.starter()),
+        host=hosts[0] if hosts else None,
+        port=None,
         job=job,
+        ports=_ports("slurm", job),
+        hosts=tuple(hosts[1:]),
     )
+
+
+def _hosts_of_slurm(found: Variables, rank: int) -> list[str]:
+    """Return the hosts where task 0 may be; none if Slurm does not say.
+
+    That is the first of the step, unless a file orders the tasks (``-m arbitrary``). Then it may be any of them, and a task knows those of its own host.
+    """
+    hosts = found.text("SLURM_STEP_NODELIST", "SLURM_NODELIST")
+    if hosts is None:
+        return []
+    if not (found.text("SLURM_DISTRIBUTION") or "").startswith("arbitrary"):
+        return [next(expand_hostlist(hosts))]
+    own = found.text("SLURMD_NODENAME")
+    if own and (rank == 0 or "0" in (found.text("SLURM_GTIDS") or "").split(",")):
+        return [own]
+    return [*expand_hostlist(hosts)]
 
 
 def _pmi(found: Variables) -> LaunchEnvironment | None:
@@ -233,16 +303,19 @@ def _pmi(found: Variables) -> LaunchEnvironment | None:
     if found.text("PMI_RANK") is None:
         return None
     rank, size = found.identity("PMI_RANK", "PMI_SIZE")
-    # The job has no name here. All ranks of one host are children of one proxy, so that its id serves.
+    local_size = found.integer("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+    # Most such managers tell the name only to their own library. All ranks of one host are children of one proxy, which serves there.
+    job = _name(found, found.text("PMI_JOBID") or "", is_one_host=local_size == size)
     return LaunchEnvironment(
         launcher="mpich",
         rank=rank,
         world_size=size,
         local_rank=found.integer("MPI_LOCALRANKID", "PMI_LOCAL_RANK") or 0,
-        local_world_size=found.integer("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        local_world_size=local_size,
         host=None,
-        port=derived_port(found.starter()),
-        job="",
+        port=None,
+        job=job,
+        ports=_ports("mpich", job),
     )
 
 
@@ -267,8 +340,9 @@ def _pmix(found: Variables) -> LaunchEnvironment | None:
         local_rank=0,
         local_world_size=None,
         host=_host_of_mpirun("", _server_of_pmix(found), job),
-        port=derived_port(f"job {job}" if job else found.starter()),
+        port=None,
         job=job,
+        ports=_ports("pmix", job),
     )
 
 
@@ -294,8 +368,11 @@ def _kubernetes(found: Variables) -> LaunchEnvironment | None:
     if found.text("JOB_COMPLETION_INDEX") is None or found.text("KUBERNETES_SERVICE_HOST") is None:
         return None
     rank, size = found.identity("JOB_COMPLETION_INDEX", "WORLD_SIZE")
+    # The pod's name is that of the job and the index, unless the manifest names it otherwise; a user who numbers the ranks may unite several jobs.
+    pod, end = found.text("HOSTNAME") or "", f"-{found.text('JOB_COMPLETION_INDEX')}"
+    job = pod.removesuffix(end) if pod.endswith(end) and found.text(Variable.RANK) is None else ""
     return LaunchEnvironment(
-        launcher="kubernetes", rank=rank, world_size=size, local_rank=0, local_world_size=1, host=None, port=None, job=""
+        launcher="kubernetes", rank=rank, world_size=size, local_rank=0, local_world_size=1, host=None, port=None, job=job
     )
 
 

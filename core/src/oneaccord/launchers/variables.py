@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from oneaccord.common.variables import Variable
 from oneaccord.errors import ConfigError
 
-__all__ = ["Variables", "derived_port", "parse_address"]
+__all__ = ["Variables", "derived_ports", "parse_address"]
 
 _FIRST_DERIVED_PORT = 61440
 """The last 4096 ports: above the range from which Linux takes the ports of outgoing connections."""
 
 _DERIVED_PORTS = 4096
+_PLACES = 8
+"""How many ports a job may use, so that it finds one beside other jobs whose numbers begin alike."""
 _LARGEST_PORT = 65535
 _MOST_DIGITS = 18
 
@@ -54,10 +56,15 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, _port(port, "the port of the address", text)
 
 
-def derived_port(job: str) -> int:
-    """Return the port, 61440 to 65535, on which all ranks of the job named ``job`` agree without messages."""
-    number = int(job) if _is_number(job) else zlib.crc32(os.fsencode(job))
-    return _FIRST_DERIVED_PORT + number % _DERIVED_PORTS
+def derived_ports(job: str, taken: int | None = None) -> tuple[int, ...]:
+    """Return the ports, 61440 to 65535, at which the ranks of the job named ``job`` meet: the first that no other program has. All ranks know them without messages.
+
+    Two jobs may have the same ports, hence their names are compared when they meet. The port ``taken`` is left out.
+    """
+    digest = hashlib.sha512(os.fsencode(job)).digest()
+    numbers = (int.from_bytes(digest[at : at + 2]) for at in range(0, len(digest), 2))
+    ports = dict.fromkeys(_FIRST_DERIVED_PORT + number % _DERIVED_PORTS for number in numbers)
+    return tuple(port for port in ports if port != taken)[:_PLACES]
 
 
 class Variables:
@@ -94,6 +101,11 @@ class Variables:
                 above = grandparent
             self._parent = above
         return str(self._parent)
+
+    def starter_name(self) -> str:
+        """Return a name for what started the ranks of this host, which no other process has had: its id, and when it began."""
+        number = self.starter()
+        return f"process {'.'.join([number, *_begun(number)])}"
 
     def joined(self, first: str, *more: str) -> str:
         """Return the values of some variables, joined by dots; nothing if the first is not set."""
@@ -195,6 +207,14 @@ def _ancestor(process: int) -> tuple[dict[str, str], int]:
         return {}, 0
     split = (os.fsdecode(pair).partition("=") for pair in pairs)
     return _words_of_ranks((each, value) for each, _, value in split), int(rest.split()[1])
+
+
+def _begun(process: str) -> list[str]:
+    """Return when a process began, in ticks since the system did; nothing if the system does not say."""
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].decode().split()[19:20]
+    except OSError:
+        return []
 
 
 def _is_number(text: str) -> bool:

@@ -48,7 +48,7 @@ class Credentials(NamedTuple):
     tls
         The certificates, if connections are encrypted.
     run
-        The name of the run, for messages; empty if it has none.
+        The name of the job, which the server of each connection compares; empty if it has none.
     weakness
         Why anybody could join, in words that follow "listening"; empty for a secret that nobody can guess, and for none.
     certificates
@@ -108,10 +108,12 @@ class Credentials(NamedTuple):
 
     def of_run(self, run: str) -> Credentials:
         """Return those of one run: a process that is left over from another one with the same secret is a stranger to it."""
-        if not run:
-            return self
-        secret = hmac.digest(self.secret, b"run " + run.encode(), hashlib.sha256)
-        return self._replace(secret=secret, run=run, weakness=self._hole)
+        return self._replace(run=run)
+
+    @property
+    def tag(self) -> bytes:
+        """The 32 bytes by which a refused client learns whether the listener is of its own job, with another secret; zeros without a name."""
+        return hashlib.sha256(self.run.encode(errors="surrogateescape")).digest() if self.run else bytes(32)
 
     def of_job(self, nonce: bytes, certificates: Sequence[str] = ()) -> Credentials:
         """Return those of one job of many with the same secret: the one whose store has drawn these bytes, and taken ranks with such certificates."""

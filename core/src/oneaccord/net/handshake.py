@@ -8,7 +8,10 @@
        | -- magic, 32 random bytes ------------> |
        | <- magic, 32 random bytes, hello,       |
        |    HMAC("client", both, hello) -------- |
-       | -- magic, HMAC("server", both, hello) > |     or, when a proof of the client is wrong: refusal, zeros
+       | -- magic, HMAC("server", both, hello) > |     or, when a proof of the client is wrong: refusal, tag
+
+The tag is the digest of the name of the server's job. It is no secret; by it a client whose secret is wrong learns whether it has found its own
+job.
 
 Every message has a fixed size, so that nothing of a stranger's choosing is ever stored. ``hello`` (64 bytes) says what
 the connection is for and is covered by the proof. HMAC-SHA256 (RFC 2104); fresh randomness from both sides stops replays.
@@ -38,13 +41,13 @@ __all__ = [
     "MAGIC",
     "MAGIC_BEFORE_TLS",
     "REFUSAL",
-    "REFUSED",
     "REPLY_BYTES",
     "ClientHandshake",
     "ServerHandshake",
     "is_knock",
     "knock",
     "may_be_ours",
+    "refusal",
 ]
 
 MAGIC = b"ACCORD\x00\x02"
@@ -57,12 +60,15 @@ KNOCK_BYTES = len(MAGIC) + _NONCE_BYTES + _PROOF_BYTES
 GREETING_BYTES = len(MAGIC) + _NONCE_BYTES
 CLIENT_BYTES = len(MAGIC) + _NONCE_BYTES + HELLO_BYTES + _PROOF_BYTES
 REPLY_BYTES = len(MAGIC) + _PROOF_BYTES
-REFUSED = REFUSAL + bytes(_PROOF_BYTES)
-"""In place of a greeting, which has as many bytes, and in place of a reply."""
 
 
 def _proof(secret: bytes, role: bytes, *words: bytes) -> bytes:
     return hmac.digest(secret, role + b"".join(words), hashlib.sha256)
+
+
+def refusal(tag: bytes) -> bytes:
+    """Return what a server sends in place of a greeting, which has as many bytes, and in place of a reply; ``tag`` names its job."""
+    return REFUSAL + tag
 
 
 def may_be_ours(data: bytes, *others: bytes) -> bool:
@@ -100,8 +106,9 @@ class ServerHandshake:
     seals: Seals
     said: bytes
 
-    def __init__(self, secret: bytes, magic: bytes = MAGIC) -> None:
+    def __init__(self, secret: bytes, magic: bytes = MAGIC, tag: bytes = bytes(_PROOF_BYTES)) -> None:
         self._secret = secret
+        self._tag = tag
         self._nonce = os.urandom(_NONCE_BYTES)
         self.greeting: bytes = magic + self._nonce
 
@@ -118,7 +125,7 @@ class ServerHandshake:
         proof = data[GREETING_BYTES + HELLO_BYTES :]
         self.said = self._nonce + client_nonce + hello
         if not hmac.compare_digest(proof, _proof(self._secret, b"client", self.said)):
-            return REFUSED, None
+            return refusal(self._tag), None
         self.seals = _seals(self._secret, (b"server", b"client"), self.said)
         return MAGIC + _proof(self._secret, b"server", self.said), hello
 

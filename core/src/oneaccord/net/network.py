@@ -10,11 +10,10 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from oneaccord.common.threads import Thread
 from oneaccord.contract.deadline import Deadline
-from oneaccord.errors import AuthenticationError, RendezvousError
+from oneaccord.errors import AuthenticationError, DeadlineError, RendezvousError
 from oneaccord.net.credentials import Credentials
 from oneaccord.net.forking import close_after_fork
 from oneaccord.net.handshake import (
@@ -24,15 +23,16 @@ from oneaccord.net.handshake import (
     MAGIC,
     MAGIC_BEFORE_TLS,
     REFUSAL,
-    REFUSED,
     REPLY_BYTES,
     ClientHandshake,
     ServerHandshake,
     is_knock,
     knock,
     may_be_ours,
+    refusal,
 )
 from oneaccord.net.loop import Loop
+from oneaccord.net.names import resolve, resolve_patiently
 from oneaccord.net.proven import ProvenSocket
 
 if TYPE_CHECKING:
@@ -41,14 +41,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKLOG",
     "Address",
+    "AnotherSecretError",
     "Listener",
     "bind",
     "dial",
-    "dial_patiently",
     "guarded",
     "guarded_bind",
     "hold",
-    "resolve",
     "show_address",
 ]
 
@@ -59,7 +58,7 @@ Address = tuple[str, int]
 _HANDSHAKE_S = 20.0
 """How long a stranger may take to prove itself."""
 _RESOLVE_S = 30.0
-"""The time for the resolver to find an address of this host, if no deadline is given."""
+"""How long the name of this host may take to resolve, if no deadline is given."""
 BACKLOG = 4096
 _MAX_STRANGERS = 128
 """How many connections that have not knocked a listener keeps at once; the oldest goes for a newcomer."""
@@ -71,6 +70,10 @@ _AT_ONCE = 16
 """How many connections it takes before the loop serves others again."""
 
 
+class AnotherSecretError(AuthenticationError):
+    """The listener is of another job, which has another secret."""
+
+
 def show_address(address: Address) -> str:
     """Return ``host:port``, with brackets around an IPv6 host."""
     host, port = address[:2]
@@ -78,19 +81,23 @@ def show_address(address: Address) -> str:
 
 
 def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socket:
-    """Return a socket that listens on exactly this host's address.
+    """Return a socket that listens on exactly this host's address. A name that is not known yet is asked for again until the deadline.
 
     Raises
     ------
+    DeadlineError
+        The name did not resolve in time.
     RendezvousError
-        The name does not resolve, the address is not this host's, or the port is in use.
+        The address is not this host's, or the port is in use; its cause is the OSError.
     """
     where = show_address((host, port))
+    deadline = deadline or Deadline(_RESOLVE_S)
     try:
-        candidates = resolve(host, port, deadline or Deadline(_RESOLVE_S), socket.AI_PASSIVE)
+        candidates = resolve_patiently(host, port, deadline, socket.AI_PASSIVE)
     except (socket.gaierror, TimeoutError) as error:
-        raise RendezvousError(
-            f"this host cannot listen at {where}: its name cannot be resolved ({error.strerror or error})"
+        raise DeadlineError(
+            f"this host cannot listen at {where}: the name {host!r} did not resolve within {deadline.timeout_s:g} s "
+            f"({error.strerror or error}). Is it the name of this host?"
         ) from error
     failure: OSError | None = None
     for family, kind, protocol, _, address in candidates:
@@ -201,8 +208,10 @@ def dial(
             sock.send(handshake.answer(greeting))
             reply = _receive_exactly(sock, REPLY_BYTES, deadline, cancelled)
         if not handshake.accepts(reply):
-            raise AuthenticationError(
-                f"the job at {where} holds another secret than this rank{_or_run(credentials)}: give all ranks the same ONEACCORD_SECRET "
+            is_own = not reply.startswith(REFUSAL) or reply == refusal(credentials.tag)
+            whose = "the job" if is_own else f"another job than {credentials.run!r}, or one of another run,"
+            raise (AuthenticationError if is_own else AnotherSecretError)(
+                f"{whose} at {where} holds another secret than this rank: give all ranks the same ONEACCORD_SECRET "
                 "(`oneaccord run` makes one per job), and check that the address is that of your own job"
             )
     except BaseException:
@@ -211,10 +220,6 @@ def dial(
     proven = ProvenSocket.over(sock, handshake.seals)
     encrypting = _encrypting(credentials, proven, False, handshake.said, address[0])
     return proven if encrypting is None else _encrypt(encrypting, where, deadline, cancelled)
-
-
-def _or_run(credentials: Credentials) -> str:
-    return f", or is another run than {credentials.run!r}" if credentials.run else ""
 
 
 def _magics(credentials: Credentials) -> tuple[bytes, bytes]:
@@ -252,35 +257,6 @@ def _encrypt(encrypting: TlsHandshake, where: str, deadline: Deadline, cancelled
     return encrypting.sock
 
 
-def dial_patiently(
-    address: Address, credentials: Credentials, hello: bytes, rank: int, deadline: Deadline, cancelled: Callable[[], bool]
-) -> ProvenSocket:
-    """Connect as `dial` to rank 0, which may still be on its way: again and again until the deadline, in the name of ``rank``.
-
-    Raises
-    ------
-    RendezvousError, AuthenticationError
-        As `dial`; or no rank was there in time.
-    """
-    pause, failure = 0.005, "there was no time for an attempt"
-    while not deadline.passed() and not cancelled():
-        try:
-            return dial(address, credentials, hello, deadline, cancelled)
-        except RendezvousError as error:
-            error.rank = rank
-            raise
-        except OSError as error:  # refused, reset, unreachable, unresolved, silent: rank 0 may still be on its way
-            failure = error.strerror or str(error)
-        time.sleep(min(pause, deadline.remaining()))
-        pause = min(pause * 1.5, 0.25)
-    raise RendezvousError(
-        f"{f'rank {rank}' if rank >= 0 else 'a new rank'} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
-        "and is that its address and port? If the other ranks have met without this process, another process has its rank",
-        rank=rank,
-        peer=0,
-    )
-
-
 def _connect(address: Address, deadline: Deadline, cancelled: Callable[[], bool]) -> socket.socket:
     failure = OSError(f"{address[0]} has no address")
     candidates = resolve(*address, deadline)
@@ -307,44 +283,6 @@ def _connect(address: Address, deadline: Deadline, cancelled: Callable[[], bool]
         else:
             return sock
     raise failure
-
-
-_Found = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
-
-
-def resolve(host: str, port: int, deadline: Deadline, flags: int = 0) -> list[_Found]:
-    """Return the addresses of a name, as `socket.getaddrinfo` does, and in time.
-
-    Raises
-    ------
-    socket.gaierror
-        It has none.
-    TimeoutError
-        The resolver did not answer in time; it continues in its own thread, because nothing can stop it.
-    """
-    found: list[_Found] = []
-    failures: list[OSError] = []
-    # A text goes through the codec "idna", whose import takes a while, and which changes nothing in ASCII.
-    name = host.encode() if host.isascii() else host
-
-    def ask(flags: int = flags) -> None:
-        try:
-            found.extend(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags))
-        except OSError as error:
-            failures.append(error)
-
-    if host and host.isascii():
-        ask(flags | socket.AI_NUMERICHOST)  # for an address no server is asked; a name may look like one, as node1 does
-    if not found:
-        failures.clear()
-        thread = Thread(target=ask, name="oneaccord-resolver", daemon=True)
-        thread.start()
-        thread.join(deadline.remaining())
-        if thread.is_alive():
-            raise TimeoutError(f"the resolver does not answer for {host!r}")
-    if failures:
-        raise failures[0]
-    return found
 
 
 def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline, cancelled: Callable[[], bool]) -> bytes:
@@ -506,7 +444,7 @@ class Listener:
         if not is_knock(secret, words):
             self._turn_away(stranger)
             return
-        handshake = ServerHandshake(secret, magic)
+        handshake = ServerHandshake(secret, magic, self._credentials.tag)
         if words.startswith(other_magic):
             stranger.sock.send(handshake.greeting)  # which says so
             self._drop(stranger)
@@ -567,9 +505,9 @@ class Listener:
     def _turn_away(self, stranger: _Stranger) -> None:
         """Tell a stranger that its secret is wrong, and report its attempt."""
         with contextlib.suppress(OSError):
-            stranger.sock.send(REFUSED)
+            stranger.sock.send(refusal(self._credentials.tag))
         self._drop(stranger)
-        self._refuse(stranger.address, f"with another secret{_or_run(self._credentials)}")
+        self._refuse(stranger.address, "with another secret")
 
     def _drop(self, stranger: _Stranger) -> None:
         self._strangers.pop(stranger.sock, None)
