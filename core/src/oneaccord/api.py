@@ -41,6 +41,7 @@ from oneaccord.errors import (
     ClosedError,
     CommError,
     ConfigError,
+    DeadlineError,
     DeadlockError,
     InternalError,
     OneAccordError,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from oneaccord.contract.cards import read_cards, write_card
     from oneaccord.contract.config import BackendConfig
     from oneaccord.contract.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
+    from oneaccord.contract.launcher import Ask, Host, HostLauncher, LauncherSpec
     from oneaccord.contract.observe import OperationEvent
     from oneaccord.contract.runtime import Condition, Place, Runtime
     from oneaccord.control.recorder import FlightRecorder, Record
@@ -95,6 +97,7 @@ __all__ = [
     "REDUCING",
     "AbortedError",
     "Algorithm",
+    "Ask",
     "Backend",
     "BackendConfig",
     "BackendSpec",
@@ -113,6 +116,7 @@ __all__ = [
     "Copy",
     "Damaged",
     "Deadline",
+    "DeadlineError",
     "DeadlockError",
     "DeviceCall",
     "DeviceChannel",
@@ -124,12 +128,15 @@ __all__ = [
     "Group",
     "Guard",
     "HeaderMismatch",
+    "Host",
+    "HostLauncher",
     "InternalError",
     "Jitter",
     "JitterSource",
     "KeyValueStore",
     "Launch",
     "LaunchRequest",
+    "LauncherSpec",
     "LibraryMessage",
     "LibraryTransport",
     "LibraryUse",
@@ -225,6 +232,7 @@ _HOMES = {
     "Network": "oneaccord.schedule.simulation.network",
     "NetworkLevel": "oneaccord.schedule.simulation.network:Level",
     "OperationEvent": "oneaccord.contract.observe",
+    **dict.fromkeys(("Ask", "Host", "HostLauncher", "LauncherSpec"), "oneaccord.contract.launcher"),
     **dict.fromkeys(("FlightRecorder", "Record"), "oneaccord.control.recorder"),
     **dict.fromkeys(("Condition", "Place", "Runtime"), "oneaccord.contract.runtime"),
     "Path": "oneaccord.schedule.simulation.paths",
