@@ -126,6 +126,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes oneaccord_parallel --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_shm --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_simulated --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_slurm --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_tcp --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_torch --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_ucc --ignoreexternal

@@ -46,6 +46,7 @@ _STDERR = pytest.StashKey[int]()
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 _ELSEWHERE = {
     "gpu": "that need a GPU (make test-gpu)",
+    "engines": "that need a real Slurm, sshd, Ray or Dask (make test-engines)",
     "peers": "that need torch, MPI, UCX, UCC or CuPy (make test-peers)",
     "long": "that take long (make test-all)",
 }

@@ -30,6 +30,7 @@ PROJECTS = [
     "plugins/nccl",
     "plugins/shm",
     "plugins/simulated",
+    "plugins/slurm",
     "plugins/tcp",
     "plugins/torch",
     "plugins/ucc",

@@ -1,0 +1,1 @@
+"""Launchers of oneaccord for Slurm and PBS."""

@@ -1,0 +1,67 @@
+"""The descriptions of the launchers: light, so that listing them costs nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from oneaccord.api import LauncherSpec
+from oneaccord_slurm.config import PbsConfig, SlurmConfig
+
+__all__ = ["register_launchers"]
+
+_PING_S = 5.0
+_INSTALL = "pip install 'oneaccord[slurm]'"
+
+
+def _probe_slurm() -> str | None:
+    if shutil.which("srun") is None:
+        return "there is no srun on the PATH, so this host belongs to no cluster of Slurm"
+    try:
+        answer = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_S, check=False)  # noqa: S607
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"Slurm does not answer: {error}"
+    return None if answer.returncode == 0 else f"Slurm does not answer: {(answer.stderr or answer.stdout).strip()}"
+
+
+def _probe_pbs() -> str | None:
+    if not os.environ.get("PBS_NODEFILE"):
+        return "PBS_NODEFILE is not set, so this process runs in no job of PBS: start it within one, by qsub"
+    return None
+
+
+def _slurm(config: SlurmConfig) -> object:
+    from oneaccord_slurm.slurm import SlurmLauncher
+
+    return SlurmLauncher(config)
+
+
+def _pbs(config: PbsConfig) -> object:
+    from oneaccord_slurm.pbs import PbsLauncher
+
+    return PbsLauncher(config)
+
+
+def register_launchers() -> list[LauncherSpec]:
+    """Describe the launchers."""
+    return [
+        LauncherSpec(
+            name="slurm",
+            summary="the hosts of an allocation of Slurm, or of one that it makes",
+            kind="hosts",
+            factory=_slurm,
+            config=SlurmConfig,
+            probe=_probe_slurm,
+            install=_INSTALL,
+        ),
+        LauncherSpec(
+            name="pbs",
+            summary="the hosts of a job of PBS; not confirmed on a cluster",
+            kind="hosts",
+            factory=_pbs,
+            config=PbsConfig,
+            probe=_probe_pbs,
+            install=_INSTALL,
+        ),
+    ]
