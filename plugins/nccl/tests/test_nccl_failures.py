@@ -116,13 +116,13 @@ def test_a_launch_that_others_never_make_ends_by_the_jobs_timeout(world, nccl):
     assert world(body, 2) == [(words, None)] * 2
 
 
-def opening(start, nccl, timeout_s, meanwhile=lambda backend: None):
+def opening(start, nccl, timeouts_s, meanwhile=lambda backend: None):
     backends = must(start(2))
     unique_id = b"\0" + bytes(nccl.get_unique_id())
 
     def enter(number):
         meanwhile(backends[number])
-        meeting = DeviceMeeting([0, 1], number, lambda name, card: [unique_id, b""], Deadline(timeout_s))
+        meeting = DeviceMeeting([0, 1], number, lambda name, card: [unique_id, b""], Deadline(timeouts_s[number]))
         return backends[number].open_device(0, meeting)
 
     return on_threads(enter, 2)
@@ -144,7 +144,7 @@ def until_given_back(nccl):
 
 def test_a_communicator_that_never_comes_up_ends_by_the_deadline(start, nccl):
     nccl.hanging.add("comm_init")
-    for outcome in opening(start, nccl, 0.05):
+    for outcome in opening(start, nccl, (0.05, 0.05)):
         assert isinstance(outcome, TimeoutError)
         assert str(outcome) == "NCCL 2.32.3: the ranks did not meet within 0.05 s"
     assert nccl.open_communicators() == 0
@@ -155,7 +155,9 @@ def test_a_communicator_that_never_comes_up_ends_by_the_deadline(start, nccl):
 def test_an_abort_ends_a_communicator_that_comes_up(start, nccl):
     nccl.hanging.add("comm_init")
     threads = []
-    for outcome in opening(start, nccl, 20, lambda backend: threads.append(aborting(nccl, backend, "comm_init_rank_config"))):
+    for outcome in opening(
+        start, nccl, (20, 20), lambda backend: threads.append(aborting(nccl, backend, "comm_init_rank_config"))
+    ):
         assert isinstance(outcome, DeviceFailure)
         assert str(outcome) == ABORTED
     for thread in threads:
@@ -165,7 +167,7 @@ def test_an_abort_ends_a_communicator_that_comes_up(start, nccl):
 
 
 def test_nothing_comes_up_after_an_abort(start, nccl):
-    for outcome in opening(start, nccl, 20, lambda backend: backend.abort()):
+    for outcome in opening(start, nccl, (20, 20), lambda backend: backend.abort()):
         assert isinstance(outcome, DeviceFailure)
         assert str(outcome) == "NCCL 2.32.3: the job was aborted"
     assert "comm_init_rank_config" not in nccl.names()
@@ -173,9 +175,13 @@ def test_nothing_comes_up_after_an_abort(start, nccl):
 
 def test_a_failure_of_nccl_to_come_up_is_told(start, nccl):
     nccl.refuse("comm_init_rank_config", 2)
-    outcomes = opening(start, nccl, 0.05)
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["DeviceFailure", "TimeoutError"]
-    failure = next(outcome for outcome in outcomes if isinstance(outcome, DeviceFailure))
+
+    def after_the_first(backend):
+        if backend.device:
+            until(lambda: "comm_init_rank_config" in nccl.names())
+
+    failure, late = opening(start, nccl, (20, 0.05), after_the_first)
+    assert (type(failure), type(late)) == (DeviceFailure, TimeoutError)
     assert str(failure) == "NCCL 2.32.3: SystemError (2): unhandled system error (run with NCCL_DEBUG=INFO for details)"
     join_ends()
 
@@ -467,11 +473,11 @@ def test_the_error_of_a_block_is_told_although_its_group_is_never_launched(world
 
     def body(rank):
         array, launch = ones(rank), rank.channel.prepare(SUM)
-        rank.channel._communicator._patience_s = 0.05
 
         def broken_off():
             with rank.channel.together():
                 rank.run(launch, array, array)
+                rank.channel._communicator._patience_s = 0.05  # for the end of the block
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from support.waiting import PATIENCE_S
 
 import oneaccord as oa
 import oneaccord_simulated as simulated
@@ -27,7 +28,7 @@ def _no_thread_is_left() -> Iterator[None]:
     yield
     left = set(threading.enumerate()) - before
     for thread in left:
-        thread.join(5)
+        thread.join(PATIENCE_S)
     assert not [thread for thread in left if thread.is_alive()]
 
 
