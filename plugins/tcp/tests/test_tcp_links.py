@@ -212,6 +212,7 @@ def test_a_connection_that_somebody_on_the_path_leads_to_another_rank_is_refused
             network._connect = lambda address, *rest: connect({one: two, two: one}.get(tuple(address), address), *rest)
             attempt(group.send, np.ones(3), 1)
         else:
+            until_failed(group)  # a rank that receives may connect first, and rank 0 would not
             attempt(group.recv, 0)
     """
     with nursery.ranks(program, ONEACCORD_BACKEND="tcp", ONEACCORD_SECURITY__CHECKSUM=checksum) as ranks:
