@@ -37,8 +37,10 @@ def test_training_goes_on_with_those_that_are_left_from_the_last_commit(nursery:
         f"""
 STEPS, victims = 60, {victims}
 def at_step(group, generation, state):
-    if generation < len(victims) and rank == victims[generation] and state["step"] >= 10 * (generation + 1):
-        os.kill(os.getpid(), 9)
+    if generation < len(victims) and state["step"] == 10 * (generation + 1):
+        group.barrier()  # all have committed the step before
+        if rank == victims[generation]:
+            os.kill(os.getpid(), 9)
 """
         + TRAINING
         + ENDING
@@ -55,7 +57,7 @@ def at_step(group, generation, state):
         told = [fact for fact in ranks.facts if fact["what"] == "generation" and fact["number"] == number]
         assert len(told) == 4 - number
         assert len({fact["step"] for fact in told}) == 1
-        assert told[0]["step"] in (10 * number, 10 * number + 1)
+        assert told[0]["step"] == 10 * number
 
 
 def test_who_is_behind_gets_the_state_of_who_has_committed_last(nursery: Nursery) -> None:
@@ -71,7 +73,9 @@ def at_step(group, generation, state):
             state["pair"] = (1, 2)
             state["step"] += 1
             state.commit()
+            tell("ahead")
         if rank == 2:
+            until_told_to_go()
             os._exit(3)
     if generation == 0 and state["step"] == 6:
         state["weights"][:] = np.nan  # not committed
@@ -80,7 +84,9 @@ def at_step(group, generation, state):
         + ENDING.replace("trail=", "pair=repr(state['pair']), trail=")
     )
     with nursery.ranks(program, 3) as ranks:
-        ended = ranks.start().await_facts("ended", 2)
+        ranks.start().await_facts("ahead", 1)
+        ranks.go()
+        ended = ranks.await_facts("ended", 2)
         ranks.wait()
     assert [fact["trail"] for fact in ended] == [[3] * 5 + [7] + [2] * 2] * 2
     assert [fact["pair"] for fact in ended] == ["(1, 2)"] * 2
@@ -94,12 +100,15 @@ def at_step(group, generation, state):
     pass
 """
         + TRAINING.replace(
-            "    return state\n", "    if rank == 1 and generation == 0:\n        os._exit(3)\n    return state\n"
+            "    return state\n",
+            "    tell('through')\n    if rank == 1 and generation == 0:\n        until_told_to_go()\n        os._exit(3)\n    return state\n",
         )
         + ENDING
     )
     with nursery.ranks(program, 3) as ranks:
-        ended = ranks.start().await_facts("ended", 2)
+        ranks.start().await_facts("through")
+        ranks.go()
+        ended = ranks.await_facts("ended", 2)
         ranks.wait()
     assert [fact["trail"] for fact in ended] == [[3] * 3] * 2
     assert [fact["number"] for fact in ranks.facts if fact["what"] == "generation"].count(1) == 2
@@ -110,15 +119,20 @@ def test_another_exception_passes_through_and_the_others_go_on_without_that_rank
         """
 STEPS = 6
 def at_step(group, generation, state):
-    if state["step"] == 4 and rank == 1:
-        raise ValueError("enough")
+    if state["step"] == 4 and generation == 0:
+        tell("there")
+        if rank == 1:
+            until_told_to_go()
+            raise ValueError("enough")
 """
         + TRAINING
         + "if rank == 1:\n    attempt(train, STEPS)\n    sys.exit()\n"
         + ENDING
     )
     with nursery.ranks(program, 3) as ranks:
-        ended = ranks.start().await_facts("ended", 2)
+        ranks.start().await_facts("there")
+        ranks.go()
+        ended = ranks.await_facts("ended", 2)
         ranks.wait()
     assert [fact["trail"] for fact in ended] == [[3] * 4 + [2] * 2] * 2
     (raised,) = [fact for fact in ranks.facts if fact["what"] == "raised"]
@@ -129,7 +143,7 @@ def at_step(group, generation, state):
     ("failing", "kind", "generations"),
     [
         ("group.all_reduce(np.ones(1 + rank))", "CollectiveMismatchError", 1),
-        ("group.revoke() if rank == 1 else group.barrier()", "AbortedError", 3),
+        ("group.barrier(); group.revoke() if rank == 1 else group.barrier()", "AbortedError", 3),
     ],
 )
 def test_what_would_fail_for_ever_is_raised_on_all_ranks(nursery: Nursery, failing: str, kind: str, generations: int) -> None:

@@ -274,13 +274,17 @@ def test_what_ends_one_process_outside_of_a_block_frees_the_others(nursery: Nurs
     program = f"""
         group = oa.init(timeout_s=30)
         group.barrier()
+        tell("running")
         if rank == 1:
+            until_told_to_go()
             {ending}
         attempt(group.recv, 1)
     """
     code, kind = ENDING[ending]
     with nursery.ranks(program) as ranks:
-        failures = ranks.start().raised()
+        ranks.start().await_facts("running")
+        ranks.go()
+        failures = ranks.raised()
         assert ranks.codes[1] == code
         assert kind != "AbortedError" or ranks.output(1).rstrip().endswith("ValueError: no such digit: 11\nmore of it")
     assert {rank: (fact["type"], fact["about"]) for rank, fact in failures.items()} == dict.fromkeys((0, 2), (kind, 1))

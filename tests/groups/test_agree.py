@@ -135,7 +135,9 @@ def test_a_revoked_group_ends_the_calls_that_wait_and_shrinks_to_the_same_ranks(
         + """
 group = oa.init(timeout_s=30)
 half = group.split(rank % 2)
+tell("running")
 if rank == 2:
+    until_told_to_go()
     group.revoke()
     group.revoke()  # once more changes nothing
 attempt(half.recv if rank == 0 else group.barrier, *([1] if rank == 0 else []))
@@ -148,7 +150,9 @@ attempt(group.agree, 1)
 """
     )
     with nursery.ranks(program) as ranks:
-        works = ranks.start().await_facts("works")
+        ranks.start().await_facts("running")
+        ranks.go()
+        works = ranks.await_facts("works")
         ranks.wait()
     assert places(works) == {rank: (rank, 3) for rank in range(3)}
     raised = [fact for fact in ranks.facts if fact["what"] == "raised"]
