@@ -111,7 +111,7 @@ def test_two_hosts_make_one_world(tmp_path: Path) -> None:
     assert sorted(outputs[1][0].splitlines()) == [f"[2] 0 1 {job}", f"[3] 1 1 {job}"]
 
 
-@pytest.mark.parametrize(("given", "seed"), [("17", 17), ("", 327496389)])
+@pytest.mark.parametrize(("given", "seed"), [("17", 17), ("", 2391332020)])
 def test_a_seed_of_hashes_comes_from_the_user_or_the_secret(tmp_path: Path, given: str, seed: int) -> None:
     script = "import os; print(os.environ['PYTHONHASHSEED'], hash('text'))"
     environ = {"PYTHONHASHSEED": given, "ONEACCORD_SECRET": "s"}

@@ -150,7 +150,7 @@ def test_a_wrong_file_is_named_on_all_ranks_before_anything_is_written(tmp_path,
             "version 9 of the format, but this oneaccord reads up to 1",
         ),
         (
-            b'{"format":"oneaccord-checkpoint","version":1,"crc32":"ecea6884","save":"\xff"}',
+            b'{"format":"oneaccord-checkpoint","version":1,"crc32":"648489c7","save":"\xff"}',
             mp.CheckpointFormatError,
             "does not have the fields of a checkpoint",
         ),

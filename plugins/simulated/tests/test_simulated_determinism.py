@@ -357,7 +357,7 @@ def test_the_trace_of_a_program_is_the_same_on_all_computers_and_in_all_versions
     run = simulated.run(program, 5, seed=2026, network=JITTERY, config={"algorithms": algorithms})
     assert (
         hashlib.sha256(run.trace_json().encode()).hexdigest()
-        == "9a5dfdb3a9dc3b937fe339884d68d142dc76b265a18a22e0da60b8ebd18a2edd"
+        == "974d3ba97c1319556cdadda490df1e6d75baa9b56f2da5fcd8787c1b5bc9b737"
     )
 
 
