@@ -291,6 +291,12 @@ def test_every_variable_of_a_launcher_alone_is_an_error_or_doubtful() -> None:
             assert name in str(why_not_alone({name: "1"})), name
 
 
+def test_ranks_that_the_user_numbers_have_one_place() -> None:
+    found = discover(SLURM | {"ONEACCORD_RANK": "1", "ONEACCORD_WORLD_SIZE": "2"})
+    assert found is not None
+    assert (found.rank, found.job, found.port, found.others) == (1, "123456", derived_ports("slurm 123456")[0], [])
+
+
 def test_overrides_win_over_a_launcher() -> None:
     environ = SLURM | {"ONEACCORD_RANK": "0", "ONEACCORD_WORLD_SIZE": "2", "ONEACCORD_RENDEZVOUS": "other:7000"}
     found = discover(environ)

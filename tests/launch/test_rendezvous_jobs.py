@@ -17,7 +17,8 @@ JOB = str(int.from_bytes(os.urandom(5)))
 AS_TASK = """
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
-    group = attempt(oa.init, timeout_s=float(os.environ.get("TIMEOUT", "40")))
+    given = {"rank": int(os.environ["SLURM_PROCID"]) % 2, "world_size": 2} if "NUMBERED" in os.environ else {}
+    group = attempt(oa.init, **given, timeout_s=float(os.environ.get("TIMEOUT", "40")))
     if isinstance(group, oa.Group):
         steps = group.all_gather(np.array([int(os.environ["SLURM_STEP_ID"])]))
         tell("met", step=os.environ["SLURM_STEP_ID"], steps=steps.tolist(), place=group._job.meeting.address)
@@ -154,6 +155,20 @@ def test_rank_0_on_a_later_host_of_the_step_is_found(nursery: Nursery) -> None:
         ranks.start_as(1, **task(7, 1, **places, SLURMD_NODENAME="127.0.0.5", SLURM_GTIDS="1"))
         ranks.start_as(0, **task(7, 0, **places, SLURMD_NODENAME="127.0.0.7", SLURM_GTIDS="0"))
         assert [(fact["steps"], fact["place"][0]) for fact in ranks.await_facts("met")] == [([7, 7], "127.0.0.7")] * 2
+
+
+def test_parts_of_a_step_that_number_themselves_have_one_port(nursery: Nursery) -> None:
+    with nursery.ranks(AS_TASK, 4, NUMBERED="1") as ranks:
+        variables = [task(9, rank, SLURM_STEP_NUM_TASKS="4") for rank in range(4)]
+        ranks.start_as(0, **variables[0])
+        with socket.socket() as probe:
+            while probe.connect_ex(("127.0.0.1", ports_of(9)[0])):
+                assert ranks.output() == ""
+        ranks.start_as(2, **variables[2])
+        ranks.wait([2])
+        ranks.start_as(1, **variables[1])
+        assert [fact["steps"] for fact in ranks.await_facts("met", 2)] == [[9, 9]] * 2
+        assert "the port is in use" in ranks.raised()[2]["text"]
 
 
 def test_a_missing_rank_0_is_told_with_all_places(nursery: Nursery) -> None:

@@ -181,11 +181,11 @@ def _among_processes(
         launch = None  # a rank that gets its number here need not understand an incomplete launcher
     if launch is None and rank is None and world_size is None and (doubt := why_not_alone(os.environ)):
         _log.warning("oneaccord: %s", doubt)
-    is_derived = launch is not None and bool(
-        launch.others
-    )  # the place, of the name; an address of the user's own may unite ranks of several launches
+    # An address of the user's own may unite ranks of several launches, which he numbers himself.
+    is_derived = launch is not None and bool(launch.others)
     run = _run(launch if is_derived or (rank is None and world_size is None) else None)
     rank, world_size = _who(rank, world_size, launch)
+    is_numbered = launch is not None and (rank, world_size) == (launch.rank, launch.world_size)
     install_error_file(rank)
     is_alone = world_size == 1 and join_address is None
     address = None if is_alone else _address(setup.resolved, launch, rank)
@@ -195,11 +195,10 @@ def _among_processes(
             "rank %d of %d, by %s", rank, world_size, "plain Python or init's arguments" if launch is None else launch.launcher
         )
         # The launcher counts ranks as it started them.
-        is_launchers = (
-            launch is not None and launch.launcher == "oneaccord" and (rank, world_size) == (launch.rank, launch.world_size)
-        )
+        is_launchers = launch is not None and is_numbered and launch.launcher == "oneaccord"
         those_gone = gone if is_launchers and join_address is None else None
-        others = [] if launch is None else launch.others
+        # Parts of a launch that number themselves have one name, and so must not have several places.
+        others = launch.others if launch is not None and is_numbered else []
         credentials = _credentials(setup.resolved, run)
         job = _joined(rank, world_size, address, credentials, setup, join_address, deadline, those_gone, others)
     except BaseException:

@@ -232,6 +232,10 @@ def _with_address(variables: Variables, found: LaunchEnvironment, configured: st
         ports = ()
     elif ports:
         port, ports = ports[0], ports[1:]
+        if variables.text(
+            Variable.RANK
+        ):  # the user may number parts of a launch, which have one name, and so must not have several places
+            ports = ()
     if host is None or port is None:
         unknown = "on which host" if host is None else f"at which port of {host}"
         raise RendezvousError(
