@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from oneaccord.api import Ask, ConfigError, Deadline, DeadlineError, LauncherSpec
+from oneaccord.api import Ask, ConfigError, Deadline, DeadlineError
+from oneaccord_slurm.config import SlurmConfig
 from oneaccord_slurm.plugin import register_launchers
+from oneaccord_slurm.slurm import SlurmLauncher
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(150)]
 
@@ -29,19 +31,13 @@ def cluster(slurm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     slurm.until_empty()
 
 
-@pytest.fixture
-def spec() -> LauncherSpec:
-    (found,) = [each for each in register_launchers() if each.name == "slurm"]
-    return found
-
-
 def shown(cluster: Any, ask: str, *salloc: str) -> list[str]:
     """Return the hosts that the launcher finds within an allocation, or the error, as lines."""
     program = f"""
 from oneaccord.api import Ask, Deadline, OneAccordError
-from oneaccord_slurm.plugin import register_launchers
-spec = register_launchers()[0]
-launcher = spec.factory(spec.config())
+from oneaccord_slurm.config import SlurmConfig
+from oneaccord_slurm.slurm import SlurmLauncher
+launcher = SlurmLauncher(SlurmConfig())
 try:
     for host in launcher.allocate(Ask({ask}), Deadline(60)):
         print(host.name, host.address, host.slots, host.gpus)
@@ -53,7 +49,8 @@ except OneAccordError as error:
     return done.stdout.splitlines()
 
 
-def test_hosts_within_an_allocation_have_its_tasks(cluster: Any, spec: LauncherSpec) -> None:
+def test_hosts_within_an_allocation_have_its_tasks(cluster: Any) -> None:
+    (spec,) = [each for each in register_launchers() if each.name == "slurm"]
     assert spec.probe() is None
     one, other = cluster.nodes[:2]
     assert shown(cluster, "4", "-N2", "-n4", "--ntasks-per-node=2") == [f"{one} {one} 2 0", f"{other} {other} 2 0"]
@@ -71,8 +68,8 @@ def test_an_allocation_that_is_too_small_is_told(cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("submit", ["salloc", "sbatch"])
-def test_an_allocation_is_made_used_and_given_back(cluster: Any, spec: LauncherSpec, submit: str) -> None:
-    launcher = spec.factory(spec.config(submit=submit, partition="main", time="5", args=("--comment=of the test",)))
+def test_an_allocation_is_made_used_and_given_back(cluster: Any, submit: str) -> None:
+    launcher = SlurmLauncher(SlurmConfig(submit=submit, partition="main", time="5", args=("--comment=of the test",)))
     hosts = launcher.allocate(Ask(4, per_host=2), Deadline(60))
     assert [(host.name, host.slots) for host in hosts] == [(node, 2) for node in cluster.nodes[:2]]
     assert cluster.run("squeue", "-h", "-o", "%k|%P|%l|%D").stdout == "of the test|main|5:00|2\n"
@@ -93,20 +90,20 @@ def test_an_allocation_is_made_used_and_given_back(cluster: Any, spec: LauncherS
 
 
 @pytest.mark.parametrize("submit", ["salloc", "sbatch"])
-def test_what_slurm_refuses_is_told_in_its_words(cluster: Any, spec: LauncherSpec, submit: str) -> None:
-    launcher = spec.factory(spec.config(submit=submit, partition="none of them"))
+def test_what_slurm_refuses_is_told_in_its_words(cluster: Any, submit: str) -> None:
+    launcher = SlurmLauncher(SlurmConfig(submit=submit, partition="none of them"))
     with pytest.raises(ConfigError, match=rf"(?s)^{submit} .*'--partition=none of them' failed: .*[Ii]nvalid partition name"):
         launcher.allocate(Ask(2), Deadline(60))
 
 
 @pytest.mark.parametrize("submit", ["salloc", "sbatch"])
-def test_an_allocation_that_does_not_come_is_waited_for_no_longer(cluster: Any, spec: LauncherSpec, submit: str) -> None:
+def test_an_allocation_that_does_not_come_is_waited_for_no_longer(cluster: Any, submit: str) -> None:
     busy = cluster.start("salloc", "-Q", "-N4", "--exclusive", "cat")
     limit = time.monotonic() + 45
     while not cluster.jobs():
         assert time.monotonic() < limit
         time.sleep(0.1)
-    launcher = spec.factory(spec.config(submit=submit))
+    launcher = SlurmLauncher(SlurmConfig(submit=submit))
     with pytest.raises(DeadlineError, match=rf"^{submit} .* was not granted within 1 s"):
         launcher.allocate(Ask(2), Deadline(1))
     limit = time.monotonic() + 45
@@ -122,9 +119,9 @@ def test_an_allocation_that_does_not_come_is_waited_for_no_longer(cluster: Any, 
 DRIVER = """
 import subprocess, sys
 from oneaccord.api import Ask, Deadline
-from oneaccord_slurm.plugin import register_launchers
-spec = register_launchers()[0]
-launcher = spec.factory(spec.config(submit=sys.argv[1]))
+from oneaccord_slurm.config import SlurmConfig
+from oneaccord_slurm.slurm import SlurmLauncher
+launcher = SlurmLauncher(SlurmConfig(submit=sys.argv[1]))
 hosts = launcher.allocate(Ask(2, per_host=1), Deadline(60))
 agent = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
 for host in hosts:
@@ -154,8 +151,8 @@ def is_there(process: int) -> bool:
         return False
 
 
-def test_a_job_that_is_cancelled_ends_its_commands(cluster: Any, spec: LauncherSpec) -> None:
-    launcher = spec.factory(spec.config())
+def test_a_job_that_is_cancelled_ends_its_commands(cluster: Any) -> None:
+    launcher = SlurmLauncher(SlurmConfig())
     (host,) = launcher.allocate(Ask(1), Deadline(60))
     command = launcher.command(host, [host.python, "-c", "print('here', flush=True); import time; time.sleep(600)"])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -167,8 +164,8 @@ def test_a_job_that_is_cancelled_ends_its_commands(cluster: Any, spec: LauncherS
     launcher.release()
 
 
-def test_commands_of_one_allocation_run_at_once_on_one_host(cluster: Any, spec: LauncherSpec) -> None:
-    launcher = spec.factory(spec.config())
+def test_commands_of_one_allocation_run_at_once_on_one_host(cluster: Any) -> None:
+    launcher = SlurmLauncher(SlurmConfig())
     (host,) = launcher.allocate(Ask(1), Deadline(60))
     command = launcher.command(host, ["sh", "-c", "echo here; cat"])
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -178,6 +175,6 @@ def test_commands_of_one_allocation_run_at_once_on_one_host(cluster: Any, spec: 
     launcher.release()
 
 
-def test_a_config_that_cannot_be_is_refused(spec: LauncherSpec) -> None:
+def test_a_config_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="submit"):
-        spec.config(submit="qsub")
+        SlurmConfig(submit="qsub")

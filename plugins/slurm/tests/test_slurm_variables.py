@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,12 @@ TIMEOUT = Deadline(1e5)
 
 
 def make(name: str, **options: object) -> HostLauncher:
-    launcher: HostLauncher = SPECS[name].factory(SPECS[name].config(**options))
+    """Return a launcher as its description says."""
+    factory, config = (
+        getattr(import_module(module), word)
+        for module, _, word in (text.partition(":") for text in (SPECS[name].factory, SPECS[name].config))
+    )
+    launcher: HostLauncher = factory(config(**options))
     return launcher
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from oneaccord.contract.deadline import Deadline
 
@@ -24,9 +24,9 @@ class LauncherSpec:
     kind
         ``"hosts"`` if it gives hosts, on which core starts the ranks; ``"workers"`` if it gives processes, in which they run.
     factory
-        Takes a config, and returns the launcher.
+        ``"module:function"``; takes a config, and returns the launcher.
     config
-        The model of its options: a subclass of `BackendConfig`.
+        ``"module:class"`` of the model of its options, a subclass of `BackendConfig`.
     probe
         Returns None when it can be used here, otherwise the reason in words.
     install
@@ -36,8 +36,8 @@ class LauncherSpec:
     name: str
     summary: str
     kind: Literal["hosts", "workers"]
-    factory: Callable[[Any], Any]
-    config: type[Any]
+    factory: str
+    config: str
     probe: Callable[[], str | None]
     install: str
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 
 from oneaccord.api import LauncherSpec
-from oneaccord_slurm.config import PbsConfig, SlurmConfig
 
 __all__ = ["register_launchers"]
 
@@ -31,18 +30,6 @@ def _probe_pbs() -> str | None:
     return None
 
 
-def _slurm(config: SlurmConfig) -> object:
-    from oneaccord_slurm.slurm import SlurmLauncher
-
-    return SlurmLauncher(config)
-
-
-def _pbs(config: PbsConfig) -> object:
-    from oneaccord_slurm.pbs import PbsLauncher
-
-    return PbsLauncher(config)
-
-
 def register_launchers() -> list[LauncherSpec]:
     """Describe the launchers."""
     return [
@@ -50,8 +37,8 @@ def register_launchers() -> list[LauncherSpec]:
             name="slurm",
             summary="the hosts of an allocation of Slurm, or of one that it makes",
             kind="hosts",
-            factory=_slurm,
-            config=SlurmConfig,
+            factory="oneaccord_slurm.slurm:SlurmLauncher",
+            config="oneaccord_slurm.config:SlurmConfig",
             probe=_probe_slurm,
             install=_INSTALL,
         ),
@@ -59,8 +46,8 @@ def register_launchers() -> list[LauncherSpec]:
             name="pbs",
             summary="the hosts of a job of PBS; not confirmed on a cluster",
             kind="hosts",
-            factory=_pbs,
-            config=PbsConfig,
+            factory="oneaccord_slurm.pbs:PbsLauncher",
+            config="oneaccord_slurm.config:PbsConfig",
             probe=_probe_pbs,
             install=_INSTALL,
         ),
