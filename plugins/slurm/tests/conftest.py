@@ -15,13 +15,14 @@ import pytest
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch", "scontrol", "scancel", "squeue", "sinfo")
 _READY_S = 60.0
+# A job that is requeued begins again once the credentials of its steps have expired: two minutes, if nothing else is said.
 _CONF = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CredType=cred/munge
 SlurmctldPort={controller}
 StateSaveLocation={folder}/state

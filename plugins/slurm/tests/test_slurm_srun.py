@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +145,34 @@ except oa.RendezvousError as error:
     assert ".1', but the job 'slurm tests:" in refused
     assert f".0' meets at {place}" in refused
     assert "the port is in use" in refused
+
+
+AGAIN = """
+import os, sys, time, oneaccord as oa
+with oa.init(timeout_s=60) as group:
+    group.barrier()
+    if "SLURM_RESTART_COUNT" not in os.environ:
+        print(group.rank, "began", flush=True)
+        time.sleep(600)
+    print(group.rank, "again", group._job.meeting.credentials.run, flush=True)
+"""
+
+
+def test_a_requeued_job_meets_under_another_name(cluster: Any) -> None:
+    output = cluster.folder / "again.txt"
+    output.touch()
+    (cluster.folder / "again.sh").write_text(f'#!/bin/sh\nsrun "{sys.executable}" -c "$PROGRAM"\n')
+    words = ["--parsable", "--requeue", "--open-mode=append", f"--output={output}", "-N2", "-n2", "again.sh"]
+    job = cluster.run("sbatch", *words, PROGRAM=AGAIN).stdout.strip()
+    until(lambda: output.read_text().count("began") == 2, output)
+    assert cluster.run("scontrol", "requeue", job).returncode == 0
+    until(lambda: output.read_text().count("again slurm tests:") == 2, output)
+    found = [line.split()[-1] for line in output.read_text().splitlines() if " again " in line]
+    assert found == [f"tests:{job}.0.1"] * 2
+
+
+def until(is_so: Callable[[], bool], output: Path) -> None:
+    limit = time.monotonic() + 90
+    while not is_so():
+        assert time.monotonic() < limit, output.read_text()
+        time.sleep(0.1)
