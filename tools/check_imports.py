@@ -28,6 +28,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "job",
         "calls local",
         "group",
+        "engines",
         "api",
         "cli",
         "__main__",

@@ -39,6 +39,7 @@ from oneaccord.errors import (
     PeerLostError,
     PluginError,
     ProtocolError,
+    RankError,
     RendezvousError,
     SelfSendError,
     SizeMismatchError,
@@ -50,11 +51,14 @@ from oneaccord.errors import (
 if TYPE_CHECKING:
     from oneaccord.arrays.ops import Op, with_index
     from oneaccord.calls.work import Work, as_completed, wait_all, wait_any
+    from oneaccord.engines.launching import Job, launch, launch_async
+    from oneaccord.engines.ranks import Ranks
     from oneaccord.group.elastic import ElasticState, elastic
     from oneaccord.group.group import Group
     from oneaccord.group.init import init
     from oneaccord.group.mesh import DeviceMesh
     from oneaccord.job.threads import outside, sleep
+    from oneaccord.launchers.seat import Seat
 
 __all__ = [
     "AbortedError",
@@ -77,6 +81,7 @@ __all__ = [
     "InternalError",
     "InvalidRankError",
     "InvalidWorldSizeError",
+    "Job",
     "LayoutError",
     "OneAccordError",
     "Op",
@@ -84,7 +89,10 @@ __all__ = [
     "PeerLostError",
     "PluginError",
     "ProtocolError",
+    "RankError",
+    "Ranks",
     "RendezvousError",
+    "Seat",
     "SelfSendError",
     "SizeMismatchError",
     "UnknownBackendError",
@@ -95,6 +103,8 @@ __all__ = [
     "as_completed",
     "elastic",
     "init",
+    "launch",
+    "launch_async",
     "outside",
     "sleep",
     "wait_all",
@@ -106,10 +116,13 @@ _HOMES = {
     "DeviceMesh": "oneaccord.group.mesh",
     "Group": "oneaccord.group.group",
     "Op": "oneaccord.arrays.ops",
+    "Seat": "oneaccord.launchers.seat",
     "Work": "oneaccord.calls.work",
     **dict.fromkeys(("ElasticState", "elastic"), "oneaccord.group.elastic"),
     "as_completed": "oneaccord.calls.work",
     "init": "oneaccord.group.init",
+    **dict.fromkeys(("Job", "launch", "launch_async"), "oneaccord.engines.launching"),
+    "Ranks": "oneaccord.engines.ranks",
     "outside": "oneaccord.job.threads",
     "sleep": "oneaccord.job.threads",
     "wait_all": "oneaccord.calls.work",

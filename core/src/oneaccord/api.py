@@ -35,6 +35,7 @@ from oneaccord.contract.backend import (
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.hookspecs import hookimpl
 from oneaccord.contract.seal import Seal
+from oneaccord.contract.workers import Worker, WorkerLauncher, WorkerLost
 from oneaccord.errors import (
     AbortedError,
     BackendUnavailableError,
@@ -180,6 +181,9 @@ __all__ = [
     "UsageError",
     "Variable",
     "Work",
+    "Worker",
+    "WorkerLauncher",
+    "WorkerLost",
     "agree_on_call",
     "compare_settings",
     "copy_own",

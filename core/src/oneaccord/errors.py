@@ -18,6 +18,7 @@
     │   └─ ApiVersionError                a plugin built for another version of the contract
     ├─ UnsupportedError (NotImplementedError)      not possible with this backend, device, dtype or reduction
     ├─ OutOfMemoryError (MemoryError)     no memory for a call
+    ├─ RankError (RuntimeError)           a rank of launch() ended with nothing that can be returned or raised
     ├─ CommError                          found while ranks communicate
     │   ├─ RendezvousError (ConnectionError)       the ranks did not meet
     │   │   └─ AuthenticationError                 a process does not hold the job's secret
@@ -64,6 +65,7 @@ __all__ = [
     "PeerLostError",
     "PluginError",
     "ProtocolError",
+    "RankError",
     "RendezvousError",
     "SelfSendError",
     "SizeMismatchError",
@@ -211,6 +213,13 @@ class OutOfMemoryError(OneAccordError, MemoryError):
 
     If nothing had been sent yet, the group can still be used. In the middle of a call the job ends: the other ranks get an
     `AbortedError` that names this one.
+    """
+
+
+class RankError(OneAccordError, RuntimeError):
+    """A rank that `oneaccord.launch` or `oneaccord.Ranks` started ended with nothing that can be returned or raised; ``rank`` names it.
+
+    It was killed, or it left by ``sys.exit()``, or its result or its exception cannot be pickled.
     """
 
 

@@ -33,7 +33,7 @@ class Meeting:
     credentials
         The proof that a process belongs to the job.
     inherited
-        The file descriptor of a socket that listens there already, handed over to rank 0.
+        A socket that listens there already, handed over to rank 0, or the file descriptor of one.
     liveness
         How a silent rank is noticed.
     local_rank
@@ -59,7 +59,7 @@ class Meeting:
         choices: str,
         address: Address,
         credentials: Credentials,
-        inherited: int | None,
+        inherited: int | socket.socket | None,
         liveness: Liveness,
         before: tuple[Control, Sequence[int]] | None = None,
         local_rank: int | None = None,
@@ -97,6 +97,8 @@ class Meeting:
 
     def listen(self, deadline: Deadline) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""
+        if isinstance(self.inherited, socket.socket):
+            return guarded(close_after_fork(self.inherited), self.credentials)
         if self.inherited is not None:
             sock = _listening(self.inherited)
             if sock is None:

@@ -25,6 +25,7 @@ from oneaccord.errors import (
     InvalidRankError,
     InvalidWorldSizeError,
     RendezvousError,
+    UsageError,
 )
 from oneaccord.group.forming import Formed, Setup, among_processes, among_threads, come_alone, finish
 from oneaccord.group.group import Group
@@ -32,8 +33,9 @@ from oneaccord.group.shrinking import come_later
 from oneaccord.job.error_file import gone
 from oneaccord.job.error_file import install as install_error_file
 from oneaccord.job.job import AS_LONG_AS_IT_TAKES_S, Job
-from oneaccord.job.threads import current_thread_rank
+from oneaccord.job.threads import ThreadRank, current_thread_rank
 from oneaccord.launchers import LaunchEnvironment, claim, discover, meeting_place, why_not_alone
+from oneaccord.launchers.seat import Seat
 from oneaccord.net.credentials import Credentials
 from oneaccord.net.keepalive import Liveness
 
@@ -52,6 +54,7 @@ def init(
     rank: int | None = None,
     world_size: int | None = None,
     timeout_s: float | None = None,
+    seat: Seat | None = None,
 ) -> Group:
     """Join the job that this process belongs to, and return the group of all its ranks.
 
@@ -69,6 +72,9 @@ def init(
         variable ``ONEACCORD_RENDEZVOUS`` names the meeting point.
     timeout_s
         Seconds that the meeting and each later operation may last; overrides the config.
+    seat
+        The place of this rank in its job, if your own code starts the ranks, such as threads of one process. Then neither ``rank`` nor ``world_size`` is
+        given, and nothing about them comes from a launcher or from variables.
 
     Returns
     -------
@@ -81,6 +87,8 @@ def init(
         The configuration or the launcher's variables are wrong.
     InvalidRankError, InvalidWorldSizeError
         ``rank`` or ``world_size`` is impossible.
+    UsageError
+        ``seat`` is no `Seat`, or is given together with ``rank`` or ``world_size``, or in a thread that is a rank already.
     UnknownBackendError, BackendUnavailableError, PluginError
         The backend is not installed, or cannot run here.
     RendezvousError
@@ -94,6 +102,8 @@ def init(
     """
     plugins = get_plugin_manager()
     member = current_thread_rank()
+    if seat is not None:
+        _check_seat(seat, rank, world_size, member)
     arguments: dict[str, Any] = {"backend": backend, "timeout_s": timeout_s}
     given = {key: value for key, value in arguments.items() if value is not None}
     resolved = load(config, arguments=given)
@@ -102,6 +112,8 @@ def init(
     selector = make_selector(resolved, plugins)
     setup = Setup(resolved, plugins, _choices(resolved, selector))
     deadline = Deadline(settings.rendezvous_timeout_s, time.monotonic if member is None else member.world.runtime.now)
+    if seat is not None:
+        return Group(*finish(_seated(seat, setup, deadline), setup, selector, deadline))
     if member is not None:
         _check_arguments(rank, world_size, member.rank, member.world.world_size)
         return Group(*finish(among_threads(member, setup, deadline), setup, selector, deadline))
@@ -124,6 +136,41 @@ def init(
         if group.world_size == 1:  # no failure will come that lets others in
             group._job.let_more_come()
     return group
+
+
+def _check_seat(seat: Seat, rank: int | None, world_size: int | None, member: ThreadRank | None) -> None:
+    if not isinstance(seat, Seat):
+        raise UsageError(f"seat must be a oneaccord.Seat, not {seat!r}")
+    if rank is not None or world_size is not None:
+        raise UsageError(
+            f"init got a seat, and also rank={rank} and world_size={world_size}: leave those out, the seat has them"
+        )
+    if member is not None:
+        raise UsageError(
+            f"init got a seat in a thread that is rank {member.rank} of a world of {member.world.world_size} already: leave seat out"
+        )
+
+
+def _seated(seat: Seat, setup: Setup, deadline: Deadline) -> Job:
+    """Join the job of a seat. No variable of the process says which rank this is, and none is set: other threads may be ranks of other jobs."""
+    _log.info("rank %d of %d, by its seat", seat.rank, seat.world_size)
+    if seat.world_size == 1:
+        if seat.listener is not None:
+            seat.listener.close()  # no rank will come
+        return come_alone(setup, deadline, seat.local_rank)
+    resolved = setup.resolved
+    meeting = Meeting(
+        seat.rank,
+        seat.world_size,
+        resolved.settings.backend,
+        setup.choices,
+        seat.place,
+        _of_secret(resolved, seat.secret.encode()).of_run(seat.job),
+        seat.listener,
+        _liveness(resolved.settings),
+        local_rank=seat.local_rank,
+    )
+    return among_processes(meeting, setup, deadline)
 
 
 def _choices(resolved: Resolved, selector: Selector) -> str:
@@ -277,13 +324,17 @@ def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) ->
 
 
 def _credentials(resolved: Resolved, run: str) -> Credentials:
+    return _of_secret(resolved, job_secret(resolved.settings.rendezvous, os.environ)).of_run(run)
+
+
+def _of_secret(resolved: Resolved, secret: bytes) -> Credentials:
+    """Return the credentials of a secret, with the certificates that the configuration names."""
     folder = resolved.settings.security.tls
     if folder is None:
-        return Credentials.of_text(job_secret(resolved.settings.rendezvous, os.environ)).of_run(run)
+        return Credentials.of_text(secret)
     from oneaccord.net.tls import Tls
 
-    tls = Tls(folder, resolved.settings.security.tls_names == "host")
-    return Credentials.of_text(job_secret(resolved.settings.rendezvous, os.environ), tls).of_run(run)
+    return Credentials.of_text(secret, Tls(folder, resolved.settings.security.tls_names == "host"))
 
 
 def _run(launch: LaunchEnvironment | None) -> str:

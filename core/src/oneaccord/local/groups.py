@@ -56,14 +56,18 @@ class Spawned:
     """
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], stdin: IO[bytes] | None, handed_over: Sequence[int]
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        stdin: IO[bytes] | socket.socket | None,
+        handed_over: Sequence[int],
     ) -> None:
         # A function between fork and exec is safe if no other thread can hold a lock.
         is_alone = sys.platform.startswith("linux") and threading.active_count() == 1
         self._process = subprocess.Popen(
             command,
             env=environ,
-            stdin=stdin,
+            stdin=stdin.fileno() if stdin is not None else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=handed_over,
@@ -165,11 +169,17 @@ def all_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_as_bytes(numbers: Iterable[signal.Signals]) -> Iterator[socket.socket]:
-    """Turn the signals that concern the launcher, and SIGCHLD, into bytes of a socket, which the selector waits for like for output."""
+    """Turn the signals that concern the launcher, and SIGCHLD, into bytes of a socket, which the selector waits for like for output.
+
+    In a thread that is not the main one, where Python handles no signals, they stay what they are to the program, and no byte comes.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
+        if threading.current_thread() is not threading.main_thread():
+            yield ours
+            return
         # A signal that is ignored, as under nohup, stays ignored.
         handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, _no_action) for number in (*handled, signal.SIGCHLD)}

@@ -30,6 +30,8 @@ class Orphans:
     started
         The children that the launcher has started by now. If there are others, such as those of a shell that has become the launcher by ``exec``, an orphan
         may be theirs, and none is taken for a rank's.
+    adopts
+        Whether orphans may come to this process. Not to one that is a program of its own, and starts other processes meanwhile.
 
     Attributes
     ----------
@@ -39,8 +41,8 @@ class Orphans:
         The children for which other code waits: the present ones, and those that are added.
     """
 
-    def __init__(self, started: Iterable[int]) -> None:
-        self._before = _is_subreaper()
+    def __init__(self, started: Iterable[int], *, adopts: bool = True) -> None:
+        self._before = _is_subreaper() if adopts else None
         self._come = self._before is not None and _control(_PR_SET_CHILD_SUBREAPER, 1)
         self.ours: set[int] = _children() if self._come else set()
         self.are_of_ranks: bool = self._come and self.ours <= {*started}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import selectors
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Self, cast
 
@@ -38,6 +39,7 @@ from oneaccord.local.launching import Launch
 from oneaccord.local.meeting_place import MeetingPlace, arrange_meeting
 from oneaccord.local.orphans import Orphans
 from oneaccord.local.output import Stream, screens
+from oneaccord.local.owner import Owner
 from oneaccord.local.variables import shared_variables, with_hash_seed
 
 __all__ = ["run_job"]
@@ -59,12 +61,16 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 @all_signals()
 def run_job(
-    job: Launch, environ: Mapping[str, str] | None = None, server: ForkServer | None = None, modules: Sequence[str] = ()
+    job: Launch,
+    environ: Mapping[str, str] | None = None,
+    server: ForkServer | None = None,
+    modules: Sequence[str] = (),
+    owner: Owner | None = None,
 ) -> int:
     """Run the ranks of this host to their end.
 
-    Must be called from the main thread: it handles signals. While it runs, SIGINT, SIGTERM and SIGHUP are passed on to the ranks,
-    and SIGUSR1 to those that have a use for it.
+    In the main thread it handles signals while it runs: SIGINT, SIGTERM and SIGHUP are passed on to the ranks, and SIGUSR1 to those that have a
+    use for it. In another thread, signals stay with the program.
 
     Parameters
     ----------
@@ -76,6 +82,8 @@ def run_job(
         What forks the ranks, where it was started for this job already; closed at the end.
     modules
         What it is to import beside what every rank needs.
+    owner
+        The program that the job runs in; None if the process is the job's launcher and nothing else.
 
     Returns
     -------
@@ -89,7 +97,7 @@ def run_job(
         The job cannot be started; see `Launch.validate` and `arrange_meeting`.
     """
     environ = dict(os.environ if environ is None else environ)
-    with contextlib.ExitStack() as cleanup:
+    with ExitStack() as cleanup:
         job.validate(environ)
         environ = with_hash_seed(environ)
         shared = shared_variables(job.ranks, environ)
@@ -106,7 +114,7 @@ def run_job(
             server = None
         if reason and job.fork and job.verbose:
             sys.stderr.write(f"oneaccord run: each rank begins as a Python of its own: {reason}\n")
-        launcher = cleanup.enter_context(_Launcher(job, guard, server))
+        launcher = cleanup.enter_context(_Launcher(job, guard, server, owner))
         launcher.start(meeting, environ)
         return launcher.wait()
 
@@ -114,11 +122,12 @@ def run_job(
 class _Launcher:
     """The ranks of one host, from their start to their end."""
 
-    def __init__(self, job: Launch, guard: Guard, server: ForkServer | None) -> None:
+    def __init__(self, job: Launch, guard: Guard, server: ForkServer | None, owner: Owner | None) -> None:
         self._job = job
+        self._owner = owner
         self._server = server
         self._guard = guard
-        self._screens = screens(1, 2)
+        self._screens = screens(1, 2) if owner is None else owner.screens
         for screen in self._screens:
             screen.wait = self._wait_to_write
         self._selector = selectors.DefaultSelector()
@@ -129,16 +138,19 @@ class _Launcher:
         self._stop_s = _STOP_S if job.grace_s is None else job.grace_s
         self._told_to_end: signal.Signals | None = None
         """What ended the job from outside."""
-        self._cleanup = contextlib.ExitStack()
+        self._cleanup = ExitStack()
         self._elastic = Elastic(job, guard.folder, self._children) if job.is_elastic else None
+        self._is_alone = owner is None and threading.current_thread() is threading.main_thread()
+        """Whether the process has no other purpose: then it hears of all its children, and of those of ranks that end."""
         self._left: dict[Child, set[Left]] = {}
         """What ranks that have ended well have left running, as it was seen last. They are released when nothing is left."""
 
     def __enter__(self) -> Self:
         self._cleanup.enter_context(self._selector)
-        self._orphans = Orphans(each.pid for each in (self._guard, self._server) if each is not None)
+        self._orphans = Orphans((each.pid for each in (self._guard, self._server) if each is not None), adopts=self._is_alone)
         self._cleanup.callback(self._orphans.close)
-        self._signals = self._cleanup.enter_context(signals_as_bytes(_PASSED_ON))
+        handled = nullcontext(self._owner.signals) if self._owner is not None else signals_as_bytes(_PASSED_ON)
+        self._signals = self._cleanup.enter_context(handled)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         if self._server is not None:
             self._selector.register(self._server, selectors.EVENT_READ, self._on_news)
@@ -186,7 +198,7 @@ class _Launcher:
         variables = meeting.variables(job, local_rank, self._environ, elastic) | {Variable.ERROR_FILE: str(path)}
         holds = meeting.listener is not None and (rank == 0 or job.is_elastic)
         handed_over = (meeting.listener.fileno(),) if holds and meeting.listener is not None else ()
-        process = self._process(variables, handed_over, reads=rank == 0)
+        process = self._process(variables, handed_over, local_rank)
         self._orphans.ours.add(process.pid)
         self._guard.add(process.pid)
         digits = len(str(max(job.world_size, job.most) - 1))
@@ -198,19 +210,21 @@ class _Launcher:
         self._read(process.stderr, stderr)
         self._children.append(Child(rank, process, path, stderr, is_newcomer))
 
-    def _process(self, variables: Mapping[str, str], handed_over: tuple[int, ...], *, reads: bool) -> Spawned | ForkedRank:
-        """Start a process, by the server where it can. Rank 0 ``reads`` what is typed, as under mpirun; the others read nothing.
+    def _process(self, variables: Mapping[str, str], handed_over: tuple[int, ...], local_rank: int) -> Spawned | ForkedRank:
+        """Start a process, by the server where it can. Rank 0 reads what is typed, as under mpirun; the others read nothing.
 
         A session of its own, and so a process group: signals reach the rank's own children as well, and the terminal's Ctrl-C reaches the
         launcher alone, which passes it on once.
         """
         job = self._job
-        with contextlib.nullcontext(None) if reads else Path(os.devnull).open("rb") as nothing:
+        given = None if self._owner is None else self._owner.stdin[local_rank]
+        is_typed = given is not None or (job.node_rank == 0 and local_rank == 0)
+        with nullcontext(given) if is_typed else Path(os.devnull).open("rb") as stdin:
             if self._server is not None and self._server.open:
-                forked = self._server.fork(job.words, variables, 0 if nothing is None else nothing.fileno(), handed_over)
+                forked = self._server.fork(job.words, variables, 0 if stdin is None else stdin.fileno(), handed_over)
                 if forked is not None:
                     return forked
-            return Spawned(job.command(), variables, nothing, handed_over)
+            return Spawned(job.command(), variables, stdin, handed_over)
 
     def wait(self) -> int:
         """Pass on output and signals until all ranks have ended; return the exit code."""
@@ -294,6 +308,8 @@ class _Launcher:
         due = [stream.show_at for stream in self._streams if stream.show_at is not None]
         due += [at for at, _ in list(self._to_send)[:1]]
         due += [until] if until is not None else []
+        if not self._is_alone and self._running():
+            due.append(time.monotonic() + _LOOK_S)  # no signal says that a child has ended
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(timeout):
             if isinstance(key.data, Stream):
@@ -308,6 +324,8 @@ class _Launcher:
             # Nobody reads any more, as in `oneaccord run ... | head`: end as other programs do.
             self._end_from_outside(signal.SIGPIPE)
         self._send_what_is_due()
+        if not self._is_alone:
+            self._reap()
 
     def _send_what_is_due(self) -> None:
         while self._to_send and self._to_send[0][0] <= time.monotonic():
@@ -373,7 +391,7 @@ class _Launcher:
         if self._server.open:
             self._server.read()
         if not self._server.open:
-            with contextlib.suppress(KeyError):
+            with suppress(KeyError):
                 self._selector.unregister(self._server)
         self._reap()
 
@@ -381,7 +399,7 @@ class _Launcher:
         """Pass a signal on to the ranks that have a handler for it; it would end the others, such as one that is still beginning."""
         told = [child for child in self._running() if error_file.catches(child.process.pid, number)]
         for child in told:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(child.process.pid, number)
         whom = f"was passed on to {len(told)} of {len(self._running())} running ranks" if told else "is handled by no rank"
         self._say(f"oneaccord run: {number.name} {whom}\n")
@@ -438,6 +456,8 @@ class _Launcher:
                 else:
                     self._forget(child)
                 ended.append(child)
+                if self._owner is not None:
+                    self._owner.ended(child.failure())
                 if not self._job.is_elastic:
                     error_file.mark_gone(child.error_file, child.rank, child.failure().how)
         if ended:
@@ -512,6 +532,8 @@ class _Launcher:
         signal_group(child.process.pid, number)
 
     def _conclude(self) -> int:
+        if self._owner is not None:
+            return 0  # it knows how each of them has ended
         if self._told_to_end is not None:
             if self._told_to_end != signal.SIGPIPE:
                 self._say("-" * 80 + "\n" + report_ended(self._told_to_end, [child.failure() for child in self._children]))

@@ -11,7 +11,7 @@ from oneaccord.config.plugins.choice import candidates
 from oneaccord.config.plugins.loading import IN_PROCESS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from oneaccord.config import Settings
     from oneaccord.contract.backend import LaunchRequest
@@ -33,7 +33,7 @@ class Resolution:
     """The imports of each rank for it: the descriptions of backends that may be chosen, and the modules that only processes of hosts need."""
 
 
-def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
+def resolve_launcher(backend: str | None, config: str | Mapping[str, Any] | None) -> Resolution:
     """Choose the backend as the ranks will if they are on one host, and find the launcher that starts them.
 
     Parameters
@@ -41,7 +41,7 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
     backend
         The name that the command line gives, None to take that of the configuration.
     config
-        The configuration file that the command line gives, None for the usual places.
+        The configuration file that the command line gives, or a mapping in place of one; None for the usual places.
 
     Raises
     ------

@@ -1,0 +1,1 @@
+"""Starting ranks from a program: on this host, or by the engine of a cluster."""

@@ -1,0 +1,75 @@
+"""Functions and values on their way to a rank and back: by pickle, or by cloudpickle if a name alone does not lead to them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import FunctionType
+from typing import Any
+
+from oneaccord.errors import UsageError
+
+__all__ = ["pack", "unpack"]
+
+_OF_PROGRAM = frozenset({"__main__", "__mp_main__"})
+
+
+class _NotByName(Exception):
+    """A function or a class of the program itself, which has another ``__main__`` in a rank."""
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses what pickle would send by a name that means something else in a rank."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType | type) and obj.__module__ in _OF_PROGRAM:
+            raise _NotByName(obj.__qualname__)
+        return NotImplemented
+
+
+def pack(value: Any, what: str) -> bytes:
+    """Return a value as bytes for another process.
+
+    Parameters
+    ----------
+    value
+        The value.
+    what
+        The value in words, for the error: ``"the function f"``.
+
+    Raises
+    ------
+    UsageError
+        It cannot be pickled, or only by cloudpickle, which is not installed.
+    """
+    file = io.BytesIO()
+    try:
+        _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        return file.getvalue()
+    except Exception as error:  # noqa: BLE001 - objects of any kind raise what they like
+        problem: Exception = error
+    try:
+        import cloudpickle
+    except ImportError:
+        reason = (
+            f"{problem} is defined in the program itself, a notebook or an interactive session"
+            if isinstance(problem, _NotByName)
+            else f"pickle says {type(problem).__name__}: {problem}"
+        )
+        raise UsageError(
+            f'{what} cannot be sent to the ranks by its name: {reason}. Install cloudpickle (pip install "oneaccord[launch]"), or define it in a module that '
+            "the ranks can import"
+        ) from None
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise UsageError(
+            f"{what} cannot be pickled ({type(error).__name__}: {error}): pass what can be, such as arrays, names of files and plain data, and open "
+            "files and connections on the ranks"
+        ) from error
+    return data
+
+
+def unpack(data: bytes | bytearray | memoryview) -> Any:
+    """Return the value of `pack`; only for bytes of the same job, because reading them runs code."""
+    return pickle.loads(data)  # noqa: S301 - from the program that started this rank, or from a rank that it started

@@ -1,0 +1,88 @@
+"""The launchers that are installed, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from pydantic import ValidationError
+
+from oneaccord.config.plugins.installed import did_you_mean
+from oneaccord.contract.config import BackendConfig
+from oneaccord.contract.launcher import LauncherSpec
+from oneaccord.contract.workers import WorkerLauncher
+from oneaccord.errors import BackendUnavailableError, PluginError, UsageError
+
+__all__ = ["describe_launcher", "launcher_names", "make_launcher"]
+
+_GROUP = "oneaccord.launchers"
+_OWN = {"ray": "oneaccord[ray]"}
+"""The launchers of this project that are distributions of their own, and what installs them."""
+
+
+def launcher_names() -> list[str]:
+    """Return the names of all launchers that are installed, with `local`."""
+    return sorted({"local", *(each.name for each in entry_points(group=_GROUP))})
+
+
+def describe_launcher(name: str) -> LauncherSpec:
+    """Import the plugin of a launcher, and no other; return its description.
+
+    Raises
+    ------
+    UsageError
+        There is none of that name; the message says what there is.
+    PluginError
+        The plugin cannot be imported, or does not register a launcher of that name.
+    """
+    found = [each for each in entry_points(group=_GROUP) if each.name == name]
+    if not found:
+        names = launcher_names()
+        hint = f'; install it: pip install "{_OWN[name]}"' if name in _OWN else did_you_mean(name, names)
+        raise UsageError(f"there is no launcher {name!r}{hint}")
+    if len({each.value for each in found}) > 1:
+        raise PluginError(f"the launcher {name!r} is provided more than once, by {' and '.join(each.value for each in found)}")
+    try:
+        specs = found[0].load().register_launchers()
+        return next(spec for spec in specs if isinstance(spec, LauncherSpec) and spec.name == name)
+    except StopIteration:
+        raise PluginError(f"the plugin {found[0].value!r} registers no launcher {name!r}") from None
+    except Exception as error:
+        raise PluginError(f"the plugin {found[0].value!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def make_launcher(name: str, options: Mapping[str, Any]) -> WorkerLauncher:
+    """Return a new launcher of that name.
+
+    Raises
+    ------
+    UsageError
+        As for `describe_launcher`; or an option is unknown or wrong.
+    PluginError
+        As for `describe_launcher`; `BackendUnavailableError` if it cannot be used here.
+    """
+    spec = describe_launcher(name)
+    if spec.kind != "workers":
+        raise UsageError(
+            f"the launcher {name!r} gives hosts, on which oneaccord run --on {name} starts programs; launch() cannot use it yet"
+        )
+    if (reason := spec.probe()) is not None:
+        raise BackendUnavailableError(f"the launcher {name!r} cannot be used here: {reason}; try: {spec.install}")
+    kind: type[BackendConfig] = _load(spec.config, name)
+    try:
+        config = kind(**options)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)]
+        raise UsageError(f"options of on={name!r}: {'; '.join(wrong)}. There are: {', '.join(kind.model_fields)}") from None
+    launcher: WorkerLauncher = _load(spec.factory, name)(config)
+    return launcher
+
+
+def _load(target: str, name: str) -> Any:
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"the launcher {name!r} cannot be loaded from {target!r}: {error}") from error

@@ -1,0 +1,48 @@
+"""The program in which a job runs, if its process is no launcher alone."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from oneaccord.local.failure import Failure
+from oneaccord.local.output import Screen
+
+__all__ = ["Owner", "PythonScreen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A program that runs a job in one of its threads, and speaks to the ranks itself.
+
+    Attributes
+    ----------
+    signals
+        A non-blocking socket from which the job's signals come, one byte each, in the place of those of the process.
+    stdin
+        For each rank of this host, the file that it reads.
+    screens
+        What shows standard output and standard error, in the place of the files 1 and 2.
+    ended
+        Called with each rank that has ended, in the place of the last report.
+    """
+
+    signals: socket.socket
+    stdin: Sequence[socket.socket]
+    screens: tuple[Screen, Screen]
+    ended: Callable[[Failure], None]
+
+
+class PythonScreen(Screen):
+    """Writes to ``sys.stdout`` or ``sys.stderr`` as they are at that time: a notebook, or a test, puts others in the place of the files."""
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Write to ``sys.stdout`` if ``fd`` is 1, otherwise to ``sys.stderr``; what cannot be written is lost."""
+        stream = sys.stdout if fd == 1 else sys.stderr
+        try:
+            stream.write(data.decode(errors="replace"))
+            stream.flush()
+        except Exception:  # noqa: BLE001 - streams of any kind, or none: no job ends because of its output
+            self.lost += len(data)

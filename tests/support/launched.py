@@ -1,0 +1,166 @@
+"""Functions for ranks that `oneaccord.launch` starts, in a module that ranks import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import oneaccord as oa
+
+__all__ = [
+    "OfItsOwn",
+    "Unpicklable",
+    "aborts",
+    "adds",
+    "backend_name",
+    "big",
+    "die",
+    "double",
+    "exits",
+    "fails",
+    "hang",
+    "hold",
+    "interrupted",
+    "killed",
+    "opens",
+    "pid",
+    "raises_unpicklable",
+    "shows",
+    "sleeps",
+    "speaks",
+    "sums",
+    "unpicklable",
+]
+
+
+class OfItsOwn(Exception):
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(code, words)
+        self.code = code
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("words of it")
+        self.lock = threading.Lock()
+
+
+def adds(group: oa.Group, value: float, *, times: int = 1) -> tuple[int, int, float]:
+    total = 0.0
+    for _ in range(times):
+        total = float(group.all_reduce(np.array([value + group.rank]))[0])
+    return group.rank, group.world_size, total
+
+
+def big(group: oa.Group, count: int) -> Any:
+    return np.full(count, group.rank, dtype=np.uint8)
+
+
+def sums(group: oa.Group, given: Any) -> int:
+    return int(given.sum())
+
+
+def backend_name(group: oa.Group) -> str:
+    return group._job.backend_name
+
+
+def fails(group: oa.Group, rank: int) -> None:
+    if group.rank == rank:
+        raise OfItsOwn(7, "no such thing")
+    group.barrier()
+
+
+def raises_unpicklable(group: oa.Group) -> None:
+    if group.rank == 1:
+        raise Unpicklable
+    group.barrier()
+
+
+def unpicklable(group: oa.Group) -> Any:
+    return threading.Lock() if group.rank == 1 else None
+
+
+def killed(group: oa.Group, rank: int) -> None:
+    if group.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.barrier()
+
+
+def exits(group: oa.Group) -> None:
+    if group.rank == 1:
+        sys.exit(3)
+    group.barrier()
+
+
+def hold(path: str) -> None:
+    """Note this process in a named pipe, and hold it open until the process ends."""
+    os.write(os.open(path, os.O_WRONLY), b"%d\n" % os.getpid())
+
+
+def hang(group: oa.Group, path: str, late: tuple[int, ...]) -> None:
+    """Hold the pipe; the late ranks go on for ever, in calls of their own."""
+    hold(path)
+    if group.rank in late:
+        while True:
+            time.sleep(3600)
+
+
+def aborts(group: oa.Group, path: str) -> None:
+    """Hold the pipe, and wait in calls of the group for ever."""
+    hold(path)
+    while True:
+        group.barrier(timeout_s=3600)
+        time.sleep(0.05)
+
+
+def interrupted(group: oa.Group, path: str, note: str) -> None:
+    hold(path)
+    try:
+        while True:
+            time.sleep(3600)
+    finally:
+        Path(note).with_suffix(f".{group.rank}").write_text(str(sys.exc_info()[0]))
+
+
+def speaks(group: oa.Group) -> None:
+    print("this is", group.rank)
+    print("trouble", group.rank, file=sys.stderr)
+
+
+def shows(group: oa.Group, *names: str) -> list[str | None]:
+    return [os.environ.get(name) for name in names]
+
+
+def opens(group: oa.Group) -> str:
+    return sys.stdin.read()
+
+
+def sleeps(path: str) -> None:
+    hold(path)
+    time.sleep(3600)
+
+
+def pid(*_: object) -> int:
+    return os.getpid()
+
+
+def double(value: int) -> int:
+    if value < 0:
+        raise OfItsOwn(value, "below 0")
+    return 2 * value
+
+
+def die(path: str | None = None) -> str:
+    """Die, unless a file says that it was done before."""
+    if path is None or not Path(path).exists():
+        if path is not None:
+            Path(path).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
