@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | wheels | sbom | audit | workflows | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-engines | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | wheels | sbom | audit | workflows | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -21,7 +21,7 @@ endef
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock wheels sbom audit workflows clean venv-audit venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-engines test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock wheels sbom audit workflows clean venv-audit venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote, in an environment of its own with atheris (ten minutes); FUZZ_ARGS='--runs 10000000 --minutes 200'"
 	@echo "make soak           use groups for an hour, while ranks die and others come: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, and compare the fakes of CuPy and NCCL with the real bindings, in environments of their own"
+	@echo "make test-engines   run the tests that need a real Ray, in an environment of their own"
 	@echo "make test-peers-faults  measure what torch with Gloo, Open MPI, MPICH and oneaccord do when something goes wrong (twenty minutes)"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
@@ -96,6 +97,10 @@ test-peers:
 	.venv-cuda12/bin/python -m pytest -m peers tests/devices/test_fakes_real.py $(PYTEST_ARGS)
 	.venv-cuda13/bin/python -m pytest -m peers tests/devices/test_fakes_real.py $(PYTEST_ARGS)
 
+test-engines:
+	@$(PYTHON) tools/make_venv.py requirements-engines.txt .venv-engines
+	.venv-engines/bin/python -m pytest -m engines plugins/ray/tests $(PYTEST_ARGS)
+
 test-peers-faults: venv-dev
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
@@ -124,6 +129,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes oneaccord_native --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_nccl --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_parallel --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_ray --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_shm --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_simulated --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_slurm --ignoreexternal

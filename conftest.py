@@ -48,6 +48,7 @@ _ELSEWHERE = {
     "gpu": "that need a GPU (make test-gpu)",
     "engines": "that need a real Slurm, sshd, Ray or Dask (make test-engines)",
     "peers": "that need torch, MPI, UCX, UCC or CuPy (make test-peers)",
+    "engines": "that need a real Slurm, sshd, Ray or Dask (make test-engines)",
     "long": "that take long (make test-all)",
 }
 """What is left out by its marker, and how it is run; a test with two markers counts for the first."""

@@ -44,7 +44,17 @@ class LauncherSpec:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a job asks of a launcher: the number of ranks, of those on each host (None for as many as fit), and of GPUs for each rank."""
+    """What a job asks of a launcher.
+
+    Attributes
+    ----------
+    ranks
+        How many ranks, at least 1.
+    per_host
+        How many of them each host gets; None for as many as fit.
+    gpus
+        How many GPUs each rank gets.
+    """
 
     ranks: int
     per_host: int | None = None
@@ -77,11 +87,27 @@ class HostLauncher(Protocol):
     """A launcher that gives hosts."""
 
     def allocate(self, ask: Ask, deadline: Deadline) -> Sequence[Host]:
-        """Return hosts with room for the ranks."""
+        """Return hosts with room for the ranks.
+
+        Parameters
+        ----------
+        ask
+            How many ranks, and what each needs.
+        deadline
+            Until when the hosts must be there.
+        """
         ...
 
     def command(self, host: Host, argv: Sequence[str]) -> Sequence[str]:
-        """Return the local command whose process runs ``argv`` on a host, and passes standard input, output and error through."""
+        """Return the local command whose process runs ``argv`` on a host, and passes standard input, output and error through.
+
+        Parameters
+        ----------
+        host
+            One that `allocate` has returned.
+        argv
+            The words of the command there.
+        """
         ...
 
     def release(self) -> None:

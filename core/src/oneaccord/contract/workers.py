@@ -63,6 +63,13 @@ class WorkerLauncher(Protocol):
     def place(self, ask: Ask, deadline: Deadline) -> Sequence[Worker]:
         """Get one worker for each rank; the workers of one host are neighbours.
 
+        Parameters
+        ----------
+        ask
+            How many ranks, and what each needs.
+        deadline
+            Until when they must be there.
+
         Raises
         ------
         UsageError
@@ -78,6 +85,13 @@ class WorkerLauncher(Protocol):
         Several calls in one worker may run at the same time: one ends the work of another. The worker runs each call exactly once, never
         again after a failure.
 
+        Parameters
+        ----------
+        worker
+            One that `place` has returned.
+        function, args
+            A function of oneaccord and plain data. Its result is plain data too.
+
         Returns
         -------
         Future
@@ -88,6 +102,11 @@ class WorkerLauncher(Protocol):
     def stop(self, workers: Sequence[Worker]) -> None:
         """End the workers with whatever they do, within seconds; called again, it does nothing.
 
-        When it returns, no process of theirs is left, or none that the engine does not end by itself.
+        When it is done, no process of theirs is left, or none that the engine does not end by itself.
+
+        Parameters
+        ----------
+        workers
+            What `place` has returned; empty if it raised.
         """
         ...

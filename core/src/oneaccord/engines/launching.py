@@ -125,7 +125,12 @@ def launch_async(
     backend: str | None = None,
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Job:
-    """Start what `launch` does, and return at once; the arguments are the same.
+    """Start what `launch` does, and return at once.
+
+    Parameters
+    ----------
+    function, n, on, args, kwargs, per_host, gpus, timeout_s, options, backend, config
+        As for `launch`.
 
     Returns
     -------
@@ -214,7 +219,7 @@ class Job:
         self._done.set()
 
     def _on_ranks(self) -> list[Any]:
-        gang = Gang(self._launcher, self._launcher.place(self._ask, self._deadline or Deadline(PLACING_S)))
+        gang = Gang(self._launcher, self._launcher.place(self._ask, self._deadline or Deadline(PLACING_S)), stays=False)
         try:
             with self._lock:
                 self._gang = gang

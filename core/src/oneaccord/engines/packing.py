@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
+from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -15,16 +17,27 @@ _OF_PROGRAM = frozenset({"__main__", "__mp_main__"})
 
 
 class _NotByName(Exception):
-    """A function or a class of the program itself, which has another ``__main__`` in a rank."""
+    """A function or a class of the program itself, which has another ``__main__`` in a rank, or of a module that the user sends by value."""
 
 
 class _Pickler(pickle.Pickler):
     """Refuses what pickle would send by a name that means something else in a rank."""
 
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        known = sys.modules.get("cloudpickle")
+        # What `cloudpickle.register_pickle_by_value` was told: the ranks have no such module.
+        self._by_value = _OF_PROGRAM | (set() if known is None else known.list_registry_pickle_by_value())
+
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FunctionType | type) and obj.__module__ in _OF_PROGRAM:
+        if isinstance(obj, (FunctionType, type)) and not self._by_value.isdisjoint(_and_parents(obj.__module__)):
             raise _NotByName(obj.__qualname__)
         return NotImplemented
+
+
+def _and_parents(module: str | None) -> Iterator[str]:
+    parts = (module or "").split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def pack(value: Any, what: str) -> bytes:
@@ -44,7 +57,7 @@ def pack(value: Any, what: str) -> bytes:
     """
     file = io.BytesIO()
     try:
-        _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        _Pickler(file).dump(value)
         return file.getvalue()
     except Exception as error:  # noqa: BLE001 - objects of any kind raise what they like
         problem: Exception = error

@@ -88,7 +88,7 @@ class Ranks(Executor):
         self._call = packed_call(_nothing, (), None, backend, config)
         self._retries = retries
         launcher = start(on, options, self._call)
-        self._gang = Gang(launcher, launcher.place(ask, deadline))
+        self._gang = Gang(launcher, launcher.place(ask, deadline), stays=True)
         self._changed = threading.Condition()
         self._tasks: deque[_Task] = deque()
         self._free = set(range(ask.ranks))
@@ -149,6 +149,11 @@ class Ranks(Executor):
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call ``fn(*args, **kwargs)`` on a rank that is free, as `concurrent.futures.Executor.submit`.
+
+        Parameters
+        ----------
+        fn, *args, **kwargs
+            The function and its arguments. They travel as those of `oneaccord.launch`.
 
         Returns
         -------

@@ -27,8 +27,10 @@ __all__ = ["Call", "Gang", "Status"]
 
 _GRACE_S: Final = 5.0
 """How long the other ranks may take to end after one has failed: they learn of it in their next call."""
-_REVOKE_S: Final = 2.0
-"""How long ranks may take to end when their group has been revoked."""
+_REVOKE_S: Final = 5.0
+"""How long ranks may take to end when their group has been revoked, if their workers are to stay."""
+_PARTING_S: Final = 1.0
+"""How long, if the workers are stopped anyway."""
 _LATE_S: Final = 0.1
 """How much later than its consequences a death may be seen."""
 _LONGEST_WAIT_S: Final = 3600.0
@@ -92,10 +94,13 @@ class Gang:
     ----------
     launcher, workers
         The launcher, and what it has returned.
+    stays
+        Whether the workers are to be used again after a failure.
     """
 
-    def __init__(self, launcher: WorkerLauncher, workers: Sequence[Worker]) -> None:
+    def __init__(self, launcher: WorkerLauncher, workers: Sequence[Worker], *, stays: bool) -> None:
         self._launcher = launcher
+        self._stays = stays
         self.workers: tuple[Worker, ...] = tuple(workers)
         hosts = [worker.host for worker in workers]
         self._local_ranks = [hosts[:index].count(host) for index, host in enumerate(hosts)]
@@ -149,6 +154,12 @@ class Gang:
         AbortedError
             `cancel` was called.
         """
+        try:
+            return self._run(call, deadline)
+        finally:
+            self.states = ["failed" if state == "running" else state for state in self.states]
+
+    def _run(self, call: Call, deadline: Deadline | None) -> list[Any]:
         self._events = queue.SimpleQueue()
         if self._is_cancelled:
             raise _cancelled(call)
@@ -221,7 +232,7 @@ class Gang:
     def _end(self, job: str, pending: set[int], outcomes: dict[int, Any], call: Call) -> list[int]:
         """End what ranks still do, so that their workers are free again; note those that go on all the same. Return the ranks whose function ran."""
         answers = {rank: self.call(rank, worker_main.revoke, job, rank) for rank in pending}
-        until = time.monotonic() + _REVOKE_S
+        until = time.monotonic() + (_REVOKE_S if self._stays and not self._is_cancelled else _PARTING_S)
         while pending and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 event = self._events.get(timeout=left)

@@ -1,0 +1,1 @@
+"""The launcher `ray`: ranks are actors in a placement group."""
