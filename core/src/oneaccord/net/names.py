@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from typing import Any
@@ -11,6 +12,10 @@ from oneaccord.contract.deadline import Deadline
 
 __all__ = ["resolve", "resolve_patiently"]
 
+_log = logging.getLogger("oneaccord.network")
+
+_TELL_S = 2.0
+"""How long a name may be unknown before that is said: it may be misspelt."""
 _PAUSE_S = 0.25
 """How long to wait before a name is asked for again: a pod's name comes with the pod, some seconds late."""
 
@@ -62,10 +67,24 @@ def resolve_patiently(host: str, port: int, deadline: Deadline, flags: int = 0) 
     TimeoutError
         As `resolve`.
     """
+    begun, is_told, unknown = time.monotonic(), False, None
     while True:
         try:
             return resolve(host, port, deadline, flags)
-        except socket.gaierror:
-            if deadline.passed():
-                raise
+        except socket.gaierror as error:
+            unknown = error
+        except TimeoutError:
+            if unknown is not None:  # the last attempt had no time
+                raise unknown from None
+            raise
+        if deadline.passed():
+            raise unknown
+        if not is_told and time.monotonic() > begun + _TELL_S:
+            is_told = True
+            _log.warning(
+                "oneaccord: the name %r does not resolve yet (%s); it is asked for again, for %.0f s at most",
+                host,
+                unknown.strerror or unknown,
+                deadline.remaining(),
+            )
         time.sleep(min(_PAUSE_S, deadline.remaining()))
