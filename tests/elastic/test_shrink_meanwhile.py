@@ -265,6 +265,45 @@ if rank == 2:
         going_on(ranks, {0, 3})
 
 
+def test_a_standby_that_breaks_off_does_not_take_over(nursery: Nursery) -> None:
+    program = (
+        GOING_ON
+        + """
+from oneaccord.control.remote import SocketControl
+follow = SocketControl.follow
+def following(self, sock, standby):
+    if standby == rank == 3:
+        time.sleep(0.5)  # it still hears rank 2, the standby before
+    follow(self, sock, standby)
+    if standby == rank == 3:
+        tell("followed")
+SocketControl.follow = following
+"""
+        + LOSING
+        + """
+if rank == 2:
+    def broken():
+        raise KeyboardInterrupt
+    control = group._job.control
+    while control.reserve is None or len(control.reserve._members) < 3:
+        time.sleep(0.005)
+    group._job.backend.close = broken
+    attempt(group.shrink)
+    until_told_to_go()
+    os._exit(0)
+if rank == 0:
+    until_told_to_go()
+"""
+        + SHRINKING
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        ranks.await_facts("followed", 1)
+        ranks.go()
+        going_on(ranks, {0, 3})
+
+
 @pytest.mark.parametrize("order", [(1, 0), (0, 1, 2)])
 def test_the_store_and_those_that_follow_it_may_die_one_after_the_other_while_the_group_shrinks(
     nursery: Nursery, order: tuple[int, ...]

@@ -86,6 +86,12 @@ class Failover:
         for thread in self._threads:
             thread.join(_END_S)
 
+    def step_back(self) -> None:
+        """Take over from no store any more, before this rank closes its control connection."""
+        self.end()
+        if self._store is not None:
+            self._store.step_back()
+
     def drain(self, timeout_s: float) -> None:
         """If this rank has taken over, wait until no other rank is connected."""
         if self._store is not None:

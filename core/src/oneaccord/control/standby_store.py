@@ -172,6 +172,19 @@ class StandbyStore(Server):
             for rank in sorted(self._seats) if is_first else ():  # one message is enough
                 self._send(rank, JobReformed(sorted(self._reformed)))
 
+    def step_back(self) -> None:
+        """Close, unless this has taken over or is about to: its rank leaves the store, which will then have another standby; from any thread.
+
+        The rank with the store turns to that one, and so ends its connection to this one, which would look like the loss of the store.
+        """
+
+        def close() -> None:
+            if self._state is _State.WATCHING:
+                self._stop_listening()
+                self._close()
+
+        self._loop.call(close)
+
     def _close(self) -> None:
         self._state = _State.CLOSED
         super()._close()

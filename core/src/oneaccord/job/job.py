@@ -399,6 +399,8 @@ class Job:
         try:
             self._release_backend()
         except BaseException:
+            if self._standby is not None:
+                self._standby.step_back()
             self.control.close()  # the others need not wait for a rank that cannot continue
             raise
 
@@ -520,6 +522,8 @@ class Job:
             for store in (self._store, self._standby):
                 if store is not None:
                     store.drain(1.0)
+            if self._standby is not None:
+                self._standby.step_back()
             if hasattr(self, "control"):
                 self.control.close()
             for store in (self._store, self._standby):
