@@ -204,6 +204,8 @@ def test_an_unusual_call_leaves_the_fast_way_of_the_usual_ones_as_it_is(world):
 def test_a_signal_before_a_fast_call_has_begun_leaves_the_group_as_it_was(backend, monkeypatch, where):
     """Between taking its turn and drawing its number."""
 
+    together = threading.Barrier(2)
+
     def interrupted() -> float:
         raise KeyboardInterrupt
 
@@ -215,11 +217,13 @@ def test_a_signal_before_a_fast_call_has_begun_leaves_the_group_as_it_was(backen
         }[where]
         for _ in range(3):
             call()
+        together.wait(PATIENCE_S)  # the other rank must make no call meanwhile
         if group.rank == 0:
             with monkeypatch.context() as patched:
                 patched.setattr("oneaccord.calls.order.counters._now", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     call()
+        together.wait(PATIENCE_S)
         group.barrier()
         call()
 

@@ -229,7 +229,7 @@ class NoDeadline(LoftTransport):
         super().wait(transfers, Deadline(3600.0))
 
 
-@fault("a deadline raises an error of another type", "deadlines.late_rank", r"got .*Error")
+@fault("a deadline raises an error of another type", "deadlines.late_rank", r"got .*Error|broke off .* with OSError")
 @where("wait", raises=TimeoutError)
 def wrong_type(self: Any, transfers: Any, error: Exception) -> None:
     raise OSError("timed out, in a way of its own") from None
