@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from oneaccord.contract.observe import OperationEvent
     from oneaccord.contract.runtime import Condition, Place, Runtime
     from oneaccord.control.recorder import FlightRecorder, Record
+    from oneaccord.engines.worker_main import Task
     from oneaccord.group.group import Group
     from oneaccord.group.init import init
     from oneaccord.group.keyvalue import KeyValueStore
@@ -171,6 +172,7 @@ __all__ = [
     "Send",
     "Sink",
     "StallCallback",
+    "Task",
     "Thread",
     "ThreadWorld",
     "ThreadedTransport",
@@ -242,6 +244,7 @@ _HOMES = {
     "Path": "oneaccord.schedule.simulation.paths",
     "Paths": "oneaccord.schedule.simulation.paths",
     "Sealer": "oneaccord.group.sealing",
+    "Task": "oneaccord.engines.worker_main",
     "ThreadWorld": "oneaccord.job.threads",
     "Work": "oneaccord.calls.work",
     "current_frames": "oneaccord.runtime.idle",

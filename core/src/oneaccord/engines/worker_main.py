@@ -68,6 +68,10 @@ class Task:
     backend: str | None = None
     config: str | Mapping[str, Any] | None = None
 
+    def revoke(self) -> None:
+        """End the calls of this rank, in its own process: a launcher's plugin does so if the launching program has gone."""
+        revoke(self.job, self.rank)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
