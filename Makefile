@@ -34,9 +34,8 @@ help:
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote, in an environment of its own with atheris (ten minutes); FUZZ_ARGS='--runs 10000000 --minutes 200'"
 	@echo "make soak           use groups for an hour, while ranks die and others come: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, and compare the fakes of CuPy and NCCL with the real bindings, in environments of their own"
-	@echo "make test-engines   run the tests that need a real Ray, in an environment of their own"
+	@echo "make test-engines   run the tests that need a real Ray, Dask, Slurm or sshd, in an environment of their own; what is missing is skipped, with the reason"
 	@echo "make test-peers-faults  measure what torch with Gloo, Open MPI, MPICH and oneaccord do when something goes wrong (twenty minutes)"
-	@echo "make test-engines   run the tests that need a real Slurm (as root, after apt-get install slurm-wlm munge); without it they are skipped, with the reason"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make test-install   install each distribution in clean environments, with each Python that is here, and test it there (twenty minutes)"
@@ -98,18 +97,16 @@ test-peers:
 	.venv-cuda12/bin/python -m pytest -m peers tests/devices/test_fakes_real.py $(PYTEST_ARGS)
 	.venv-cuda13/bin/python -m pytest -m peers tests/devices/test_fakes_real.py $(PYTEST_ARGS)
 
-test-engines:
-	@$(PYTHON) tools/make_venv.py requirements-engines.txt .venv-engines
-	.venv-engines/bin/python -m pytest -m engines plugins/ray/tests $(PYTEST_ARGS)
-
 test-peers-faults: venv-dev
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
 	PYTHONPATH=tests $(BIN)/python tests/campaigns/campaign_peers.py $(PEERS_ARGS)
 
 # One at a time: each starts many processes, and there is one Slurm for all.
-test-engines: venv-dev
-	@$(BIN)/python -m pytest -n 0 -m engines plugins/slurm/tests $(PYTEST_ARGS)
+# What pip does not bring is skipped, with the reason: Slurm (as root, after apt-get install slurm-wlm munge) and sshd.
+test-engines:
+	@$(PYTHON) tools/make_venv.py requirements-engines.txt .venv-engines
+	.venv-engines/bin/python -m pytest -m engines plugins $(PYTEST_ARGS)
 
 test-native: venv-dev
 	$(BIN)/python tools/test_native.py $(NATIVE_ARGS)
@@ -127,6 +124,7 @@ check: venv-dev
 	$(BIN)/mypy
 	$(PYRIGHT) --verifytypes oneaccord --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_conformance --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_dask --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_gloo --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_hybrid --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_lab --ignoreexternal

@@ -46,7 +46,6 @@ _STDERR = pytest.StashKey[int]()
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 _ELSEWHERE = {
     "gpu": "that need a GPU (make test-gpu)",
-    "engines": "that need a real Slurm, sshd, Ray or Dask (make test-engines)",
     "peers": "that need torch, MPI, UCX, UCC or CuPy (make test-peers)",
     "engines": "that need a real Slurm, sshd, Ray or Dask (make test-engines)",
     "long": "that take long (make test-all)",

@@ -24,6 +24,7 @@ PROJECTS = [
     "lab",
     "native",
     "parallel",
+    "plugins/dask",
     "plugins/gloo",
     "plugins/hybrid",
     "plugins/mpi",

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from oneaccord.contract.observe import OperationEvent
     from oneaccord.contract.runtime import Condition, Place, Runtime
     from oneaccord.control.recorder import FlightRecorder, Record
+    from oneaccord.engines.launching import launch
     from oneaccord.engines.worker_main import Task
     from oneaccord.group.group import Group
     from oneaccord.group.init import init
@@ -202,6 +203,7 @@ __all__ = [
     "inherit_rank",
     "init",
     "install_command",
+    "launch",
     "line_of",
     "load_library",
     "loaded_libraries",
@@ -245,6 +247,7 @@ _HOMES = {
     "Paths": "oneaccord.schedule.simulation.paths",
     "Sealer": "oneaccord.group.sealing",
     "Task": "oneaccord.engines.worker_main",
+    "launch": "oneaccord.engines.launching",
     "ThreadWorld": "oneaccord.job.threads",
     "Work": "oneaccord.calls.work",
     "current_frames": "oneaccord.runtime.idle",

@@ -18,7 +18,7 @@ from oneaccord.errors import BackendUnavailableError, PluginError, UsageError
 __all__ = ["describe_launcher", "launcher_names", "make_launcher"]
 
 _GROUP = "oneaccord.launchers"
-_OWN = {"ray": "oneaccord[ray]"}
+_OWN = {name: f"oneaccord[{name}]" for name in ("dask", "ray", "slurm", "ssh")}
 """The launchers of this project that are distributions of their own, and what installs them."""
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed import Client, futures_of, get_client, wait
 
-import oneaccord as oa
-from oneaccord.api import UsageError
+from oneaccord.api import UsageError, launch
 from oneaccord_dask.inside import block_of
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def launch_over(
     for index, key in keys.items():
         by_worker.setdefault(min(who_has[key]), {})[index] = key
     workers = sorted(by_worker)
-    return oa.launch(
+    return launch(
         _with_blocks,
         len(workers),
         on="dask",
