@@ -60,7 +60,7 @@ version, place, origin, *wanted = sys.argv[1:]
 found = {each.name: each for each in distributions() if each.name.startswith("oneaccord")}
 assert set(wanted) <= set(found), f"{wanted} are not all among {sorted(found)}"
 with_commands = {"oneaccord", "oneaccord-lab", "oneaccord-conformance"} & set(found)
-lacking = {"jax", "pytest", "torch"} | (set() if with_commands else {"typer"})  # which extras bring, or the program has
+lacking = {"jax", "pytest", "ray", "torch"} | (set() if with_commands else {"typer"})  # which extras bring, or the program has
 
 
 def load(function, *arguments):

@@ -276,3 +276,35 @@ def test_launch_backend_and_config_reach_ranks(tmp_path: Path) -> None:
     assert oa.launch(launched.backend_name, 2, config={"backend": "tcp"}, timeout_s=LONG_S) == ["tcp", "tcp"]
     (tmp_path / "mine.toml").write_text('backend = "tcp"\n')
     assert oa.launch(launched.backend_name, 2, config=tmp_path / "mine.toml", timeout_s=LONG_S) == ["tcp", "tcp"]
+
+
+BY_VALUE = """
+import sys
+import cloudpickle
+import oneaccord as oa
+import only_here
+
+if __name__ == "__main__":
+    cloudpickle.register_pickle_by_value(only_here)
+    sys.path.remove(sys.path[0])
+    print(oa.launch(only_here.twice, 2, args=(4,), options={"environ": {"PYTHONSAFEPATH": "1"}}, timeout_s=100))
+"""
+
+
+def test_launch_module_registered_by_value_needs_no_module_there(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "only_here.py").write_text("def twice(group, value):\n    return 2 * value\n")
+    program = tmp_path / "program.py"
+    program.write_text(BY_VALUE)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    found = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=elsewhere,
+        timeout=170,
+        check=False,
+    )
+    assert (found.stdout, found.returncode) == ("[8, 8]\n", 0), found.stderr

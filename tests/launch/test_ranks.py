@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
@@ -43,6 +45,14 @@ def test_ranks_run_after_a_missed_deadline_works(three: oa.Ranks, watch: Watch) 
     with pytest.raises(oa.DeadlineError, match=r"ranks 0-2 of 3 had not finished aborts\(\) within 10 s"):
         three.run(launched.aborts, str(watch.path), timeout_s=10)
     assert three.run(launched.adds, 1.0, timeout_s=LONG_S) == [(rank, 3, 6.0) for rank in range(3)]
+
+
+def test_ranks_output_is_shown_before_run_returns(three: oa.Ranks) -> None:
+    for _ in range(20):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            three.run(launched.speaks, timeout_s=LONG_S)
+        assert sorted(out.getvalue().splitlines()) == [f"[{rank}] this is {rank}" for rank in range(3)]
 
 
 def test_ranks_map_gives_tasks_to_all(three: oa.Ranks) -> None:

@@ -29,6 +29,7 @@ PROJECTS = [
     "plugins/hybrid",
     "plugins/mpi",
     "plugins/nccl",
+    "plugins/ray",
     "plugins/shm",
     "plugins/simulated",
     "plugins/slurm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -9,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -95,6 +97,9 @@ class LocalWorkers:
         self._thread: Thread | None = None
         self._loop: Loop | None = None
         self._signals: socket.socket | None = None
+        self._answers: deque[Callable[[], None]] = deque()
+        """What waits in the loop's thread until the output before it is shown, and how many of them wait for the request under way."""
+        self._asked = 0
 
     def place(self, ask: Ask, deadline: Deadline) -> Sequence[Worker]:
         """Start the workers; their imports go on while this returns."""
@@ -117,7 +122,7 @@ class LocalWorkers:
         server = fork_server(_PROGRAM, True, shared_variables(ask.ranks, environ)) if self._options.fork else None
         self._loop = loop = Loop("oneaccord-launch", self._crashed)
         pairs = [socket.socketpair() for _ in range(ask.ranks)]
-        self._processes = [_Process(loop, *pair) for pair in pairs]
+        self._processes = [_Process(loop, *pair, self._after_output) for pair in pairs]
         path = [each or str(Path.cwd()) for each in sys.path]
         for process, variables in zip(self._processes, gpus, strict=True):
             process.channel.send(pickle.dumps((path, variables)))
@@ -126,7 +131,7 @@ class LocalWorkers:
             close_after_fork(each)
         signals.setblocking(False)
         screens = PythonScreen("standard output"), PythonScreen("standard error")
-        owner = Owner(signals, [theirs for _, theirs in pairs], screens, self._ended)
+        owner = Owner(signals, [theirs for _, theirs in pairs], screens, self._ended, lambda: loop.call(self._shown))
         self._thread = Thread(target=self._run, args=(job, environ, server, owner), name="oneaccord-local", daemon=True)
         self._thread.start()
         host = socket.gethostname()
@@ -151,10 +156,11 @@ class LocalWorkers:
         if is_idle:
             self._thread.join(_EXIT_S)
         if self._thread.is_alive():
-            self._signals.send(bytes([signal.SIGINT]))
+            with contextlib.suppress(OSError):  # they have just ended
+                self._signals.send(bytes([signal.SIGINT]))
             self._thread.join(self._options.grace_s + _END_S)
-        self._signals.close()
         self._loop.stop()
+        self._signals.close()
 
     def _run(self, job: Launch, environ: Mapping[str, str], server: ForkServer | None, owner: Owner) -> None:
         reason: Exception = WorkerLost("its launcher has ended")
@@ -168,6 +174,29 @@ class LocalWorkers:
                 each.close()
             for process in self._processes:
                 process.end(reason)
+            assert self._loop is not None
+            self._loop.call(self._shown)
+
+    def _after_output(self, settle: Callable[[], None]) -> None:
+        """Settle a call when what its worker has printed before the answer is shown; in the loop's thread."""
+        self._answers.append(settle)
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._asked or not self._answers:
+            return
+        self._asked = len(self._answers)
+        assert self._signals is not None
+        try:
+            self._signals.send(b"\0")
+        except OSError:  # all ranks have ended, and their output is shown
+            self._shown()
+
+    def _shown(self) -> None:
+        for _ in range(self._asked):
+            self._answers.popleft()()
+        self._asked = 0
+        self._ask()
 
     def _ended(self, failure: Failure) -> None:
         self._processes[failure.rank].end(WorkerLost(failure.how))
@@ -180,9 +209,12 @@ class LocalWorkers:
 class _Process:
     """One process, and the calls that it has not answered."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, its: socket.socket) -> None:
+    def __init__(
+        self, loop: Loop, sock: socket.socket, its: socket.socket, after_output: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._loop = loop
         self._its = its
+        self._after_output = after_output
         self._lock = threading.Lock()
         self._count = itertools.count()
         self._gone: Exception | None = None
@@ -225,7 +257,7 @@ class _Process:
         with self._lock:
             future = self.pending.pop(number, None)
         if future is not None:
-            future.set_result(value) if is_good else future.set_exception(value)
+            self._after_output(partial(future.set_result if is_good else future.set_exception, value))
 
     def _hung_up(self) -> None:
         """Give the launcher a moment to see how the process has ended: its end closes the connection, and so does a program that closes all files."""

@@ -20,19 +20,22 @@ class Owner:
     Attributes
     ----------
     signals
-        A non-blocking socket from which the job's signals come, one byte each, in the place of those of the process.
+        A non-blocking socket from which the job's signals come, one byte each, in the place of those of the process. The byte 0 asks for the output.
     stdin
         For each rank of this host, the file that it reads.
     screens
         What shows standard output and standard error, in the place of the files 1 and 2.
     ended
         Called with each rank that has ended, in the place of the last report.
+    shown
+        Called when all is shown that ranks had written before the output was asked for.
     """
 
     signals: socket.socket
     stdin: Sequence[socket.socket]
     screens: tuple[Screen, Screen]
     ended: Callable[[Failure], None]
+    shown: Callable[[], None]
 
 
 class PythonScreen(Screen):

@@ -369,7 +369,9 @@ class _Launcher:
         except BlockingIOError:  # served already, while a slow reader was waited for
             return
         for number in numbers:
-            if number == signal.SIGCHLD:
+            if number == 0:
+                self._show_all()
+            elif number == signal.SIGCHLD:
                 self._reap()
             elif number == signal.SIGUSR1:
                 self._pass_on_to_handlers(signal.SIGUSR1)
@@ -377,6 +379,17 @@ class _Launcher:
                 self._stand_still()
             else:
                 self._end_from_outside(signal.Signals(number))
+
+    def _show_all(self) -> None:
+        """Show what ranks have written by now, and tell the owner."""
+        until = time.monotonic() + _DRAIN_S  # a rank may write on and on
+        while ready := [key for key, _ in self._selector.select(0) if isinstance(key.data, Stream)]:
+            for key in ready:
+                self._on_output(cast("IO[bytes]", key.fileobj), key.data)
+            if time.monotonic() >= until:
+                break
+        assert self._owner is not None
+        self._owner.shown()
 
     def _renew_guard(self) -> None:
         """Start another guard where somebody has killed it."""
