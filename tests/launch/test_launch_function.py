@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -308,3 +309,60 @@ def test_launch_module_registered_by_value_needs_no_module_there(tmp_path: Path)
         check=False,
     )
     assert (found.stdout, found.returncode) == ("[8, 8]\n", 0), found.stderr
+
+
+IN_THREAD = """
+import signal, subprocess, sys, threading
+from oneaccord.local.launching import Launch
+from oneaccord.local.processes import run_job
+
+codes = []
+def run(fork):
+    codes.append(run_job(Launch(sys.argv[1], ranks=2, fork=fork)))
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(5)"], stdin=subprocess.PIPE)
+threads = [threading.Thread(target=run, args=(fork,)) for fork in (True, False)]
+for each in threads: each.start()
+for each in threads: each.join()
+child.communicate()
+print(codes, child.returncode, signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+"""
+
+
+def test_run_job_in_threads_gives_codes_and_keeps_signals(tmp_path: Path) -> None:
+    rank = tmp_path / "rank.py"
+    rank.write_text("import oneaccord as oa, sys\nwith oa.init() as group:\n    group.barrier()\nsys.exit(3 * group.rank)\n")
+    out, _ = script(tmp_path, IN_THREAD, str(rank)).communicate(timeout=170)
+    assert out.splitlines()[-1] == "[3, 3] 5 True", out
+
+
+FORKING = INTERRUPTED.replace(
+    "        oa.launch(launched.interrupted, 2, args=sys.argv[1:3])",
+    """        job = oa.launch_async(launched.interrupted, 2, args=sys.argv[1:3], options={"fork": FORK})
+        sys.stdin.readline()
+        if not (child := os.fork()):
+            signal.pause()
+        print(child, flush=True)
+        job.results()""",
+).replace("import sys, signal", "import os, sys, signal")
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_launch_killed_driver_with_forked_child_leaves_no_rank(tmp_path: Path, watch: Watch, fork: bool) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(FORKING.replace("FORK}", f"{fork}}}"))
+    words = [sys.executable, str(program), str(watch.path), str(tmp_path / "note"), TESTS]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path
+    ) as driver:
+        watch.wait_for(2)
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        driver.stdin.write("fork\n")
+        driver.stdin.flush()
+        child = int(driver.stdout.readline())
+        driver.kill()
+        driver.wait(60)
+        try:
+            watch.assert_all_gone()
+        finally:
+            os.kill(child, signal.SIGKILL)

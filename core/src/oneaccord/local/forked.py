@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from oneaccord.common.folders import here
 from oneaccord.local.groups import signal_group
+from oneaccord.net.forking import close_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,6 +81,7 @@ class ForkServer:
         self._ranks: dict[int, ForkedRank] = {}
         self._unread = b""
         self._link, its = socket.socketpair()
+        close_after_fork(self._link)  # the server, and its ranks with it, end when no process holds it
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", f"{__file__.rpartition(os.sep)[0]}{os.sep}server.py", str(its.fileno()), folder],

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oneaccord.local.guard.process import begin
+from oneaccord.net.forking import forget_after_fork
 
 __all__ = ["Guard", "guarded"]
 
@@ -36,6 +37,12 @@ class Guard:
         self._starts_left = _MOST_STARTS
         self._has_given_up = False
         self._start()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Let go of the pipe in a forked child, which would keep a dead parent looking alive to the process that cleans up."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     @property
     def pid(self) -> int:
