@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from oneaccord.local.failure import Failure
@@ -44,8 +45,7 @@ class PythonScreen(Screen):
     def write(self, fd: int, data: bytes) -> None:
         """Write to ``sys.stdout`` if ``fd`` is 1, otherwise to ``sys.stderr``; what cannot be written is lost."""
         stream = sys.stdout if fd == 1 else sys.stderr
-        try:
+        # Streams of any kind, or none: no job ends because of its output.
+        with suppress(Exception):
             stream.write(data.decode(errors="replace"))
             stream.flush()
-        except Exception:  # noqa: BLE001 - streams of any kind, or none: no job ends because of its output
-            self.lost += len(data)
