@@ -167,7 +167,9 @@ def _set_up(cluster: Cluster, daemons: list[subprocess.Popen[bytes]]) -> None:
             daemons.append(subprocess.Popen(command, env=cluster.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
             if command[0] == "munged":
                 _await((folder / "munge.socket").exists, daemons, folder)
-        _await(lambda: cluster.run("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == "4", daemons, folder)
+        _await(
+            lambda: cluster.run("sinfo", "-h", "--responding", "-t", "idle", "-o", "%D").stdout.strip() == "4", daemons, folder
+        )
 
 
 def _await(is_ready, daemons: list[subprocess.Popen[bytes]], folder: Path) -> None:  # type: ignore[no-untyped-def]

@@ -46,6 +46,7 @@ except OneAccordError as error:
 """
     done = cluster.run("salloc", "-Q", *salloc, sys.executable, "-c", program)
     assert done.returncode == 0, done
+    cluster.until_empty()  # the next allocation gets the same nodes
     return done.stdout.splitlines()
 
 
