@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +16,17 @@ from oneaccord.net.proven import ProvenSocket
 __all__ = ["Search", "dial_patiently"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
-_FIRST_TURN_S = 1.0
-"""How long the first attempt at one of several places may take, and twice as long in each later round: the listener may be busy, or no program of ours."""
+_FIRST_TURN_S, _LONGER = 1.0, 1.25
+"""How long an attempt at one of several places may take, and how much longer in each later round: the listener may be busy, or no program of ours."""
 _MAX_NAMED = 4
 """The most places that an error describes."""
 
 
 class Search:
-    """The search for rank 0: its places are dialled in turn, again and again until the deadline.
+    """The search for rank 0: its places are dialled in rounds until the deadline.
+
+    Each round dials the places with the first port, of which one is most likely right, and one of the others: many ranks that wait for rank 0 must not
+    flood its host.
 
     Parameters
     ----------
@@ -55,13 +59,17 @@ class Search:
         self._cancelled = cancelled
         self._findings: dict[Address, str] = {}
         self._unresolved: OSError | None = None
-        self._next = 0
+        self._likely = [place for place in places if place[1] == places[0][1]]
+        self._others = itertools.cycle([place for place in places if place[1] != places[0][1]] or [None])
+        self._round: list[Address] = []
+        self._place = places[0]
+        self._is_first = True
         self._pause_s = _FIRST_PAUSE_S
         self._turn_s = _FIRST_TURN_S
 
     def note(self, finding: str) -> None:
         """Note that the place that was dialled last is not that of rank 0."""
-        self._findings[self._places[self._next - 1]] = finding
+        self._findings[self._place] = finding
 
     def dial(self) -> tuple[ProvenSocket, Address]:
         """Return a connection to the next place that answers, and that place.
@@ -74,18 +82,23 @@ class Search:
             The name of the host did not resolve in time.
         """
         while not self._deadline.passed() and not self._cancelled():
-            if self._next == len(self._places):
-                self._next = 0
-                time.sleep(min(self._pause_s, self._deadline.remaining()))
-                self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
-                self._turn_s *= 2
+            if not self._round:
+                self._begin_round()
                 continue
-            place = self._places[self._next]
-            self._next += 1
-            sock = self._try(place)
+            self._place = self._round.pop(0)
+            sock = self._try(self._place)
             if sock is not None:
-                return sock, place
+                return sock, self._place
         raise self._failure()
+
+    def _begin_round(self) -> None:
+        if not self._is_first:
+            time.sleep(min(self._pause_s, self._deadline.remaining()))
+            self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
+            self._turn_s *= _LONGER
+        self._is_first = False
+        other = next(self._others)
+        self._round = [*self._likely, *([] if other is None else [other])]
 
     def _try(self, place: Address) -> ProvenSocket | None:
         is_only = len(self._places) == 1
