@@ -203,7 +203,7 @@ def test_a_rank_that_has_ended_by_the_time_that_it_is_known_is_known_to_have_end
 def test_variables_that_something_reads_at_its_start_need_a_python_of_their_own(
     server: ForkServer, environ: dict[str, str]
 ) -> None:
-    for changed in ({"OMP_NUM_THREADS": "77"}, {"PYTHONHASHSEED": "1"}, {"LD_PRELOAD": "x"}):
+    for changed in ({"OMP_NUM_THREADS": "77"}, {"PYTHONHASHSEED": "4294967295"}, {"LD_PRELOAD": "x"}):
         assert server.fork(["x.py"], environ | changed, 0, ()) is None
     assert server.fork(["x.py"], {name: value for name, value in environ.items() if name != "PATH"}, 0, ()) is None
 
