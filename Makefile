@@ -136,6 +136,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes oneaccord_shm --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_simulated --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_slurm --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_ssh --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_tcp --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_torch --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_ucc --ignoreexternal

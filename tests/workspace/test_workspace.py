@@ -33,6 +33,7 @@ PROJECTS = [
     "plugins/shm",
     "plugins/simulated",
     "plugins/slurm",
+    "plugins/ssh",
     "plugins/tcp",
     "plugins/torch",
     "plugins/ucc",

@@ -36,8 +36,9 @@ With --backend simulated the ranks live in one process, on a clock of their
 own: ONEACCORD_BACKENDS__SIMULATED__SEED, ..__NETWORK, ..__FAULTS and
 ..__TRACE, or the table [backends.simulated] of the configuration, say how.
 
-On several hosts, run the same command on each, with its own --node-rank and
-the same variable ONEACCORD_SECRET.
+With --on ssh or another launcher, the ranks run on other hosts. Without one,
+run the same command on each host, with its own --node-rank and the same
+variable ONEACCORD_SECRET.
 """
 
 
@@ -46,15 +47,15 @@ _OF_OTHERS: Final = {
     "oneaccord run -n 4 script.py",
     ("--rdzv-endpoint", "--master-addr", "--master-port"): "write --rendezvous HOST:PORT",
     ("--rdzv-id",): "write --run-id WORD",
-    ("-H", "--host", "--hosts", "--hostfile", "-f"): "write --nnodes and --node-rank, with a oneaccord run on each host",
-    ("-machinefile", "--machinefile"): "write --nnodes and --node-rank, with a oneaccord run on each host",
+    ("-H", "--host"): "write --on ssh --hosts node1:4,node2:4",
+    ("-f", "-machinefile", "--machinefile"): "write --on ssh --hostfile FILE",
     (
         "-mca",
         "--mca",
         "--bind-to",
         "--map-by",
     ): "it is mpirun's: leave it out, or write --backend mpi and set OMPI_MCA_ variables",
-    ("-ppn",): "write -n NUMBER on each host",
+    ("-ppn", "-npernode", "--npernode"): "write --per-host NUMBER, with --on NAME",
     ("-x",): "leave it out: ranks get the whole environment",
     ("-verbose",): "write --verbose",
     ("--standalone", "--oversubscribe", "--rdzv-backend", "--allow-run-as-root"): "leave it out",
@@ -140,6 +141,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     text = "What distinguishes this run from others with the same address and secret: the same word on each host, and a new one for each run."
     hosts.add_argument("--run-id", metavar="WORD", help=text)
 
+    text = "The launcher that starts the ranks on other hosts, such as ssh or slurm; then -n counts the ranks of all hosts. `oneaccord doctor` lists them."
+    hosts.add_argument("--on", metavar="NAME", help=text)
+    text = "With --on: the hosts, and how many ranks each takes; the rank 0 is on the first."
+    hosts.add_argument("--hosts", metavar="HOST:N,...", help=text)
+    text = "With --on: a file with a host on each line, as HOST:N or HOST slots=N."
+    hosts.add_argument("--hostfile", metavar="FILE", help=text)
+    text = "With --on: how many ranks each host gets; as many as fit unless given."
+    hosts.add_argument("--per-host", type=int, metavar="N", help=text)
+    text = "With --on: an option of the launcher, such as user=ada; may be given several times."
+    hosts.add_argument("--option", dest="options", action="append", default=[], metavar="KEY=VALUE", help=text)
+
     elastic = parser.add_argument_group("elastic jobs")
     text = "Let the other ranks continue when one fails, as programs do that call Group.shrink()."
     elastic.add_argument("--keep-going", action="store_true", help=text)
@@ -178,6 +190,7 @@ def run(words: Sequence[str]) -> int:
     # Versions of Python differ in whether a -- before the program is left there.
     target, *args = program[1:] if program[0] == "--" else program
     choices = {name: given.pop(name) for name in ("backend", "config", "record", "run_id")}
+    elsewhere = {name: given.pop(name) for name in ("on", "hosts", "hostfile", "per_host", "options")}
     if given["ranks"] is None:
         given["ranks"] = 1
         if given["nodes"] == 1:
@@ -186,7 +199,16 @@ def run(words: Sequence[str]) -> int:
     from oneaccord.local.launching import Launch
     from oneaccord.local.starting import start
 
-    return start(Launch(target, args=tuple(args), **given), **choices)
+    job = Launch(target, args=tuple(args), **given)
+    if elsewhere["on"] is not None:
+        from oneaccord.engines.starting import start_on
+
+        return start_on(job, **elsewhere, **choices)
+    for name, value in elsewhere.items():
+        if value:
+            option = {"options": "--option"}.get(name, f"--{name.replace('_', '-')}")
+            raise UsageError(f"{option} is for a launcher on other hosts: give --on ssh, or another one, too")
+    return start(job, **choices)
 
 
 def _warn_of_options_behind(target: str, args: Sequence[str]) -> None:

@@ -131,7 +131,7 @@ class LocalWorkers:
             close_after_fork(each)
         signals.setblocking(False)
         screens = PythonScreen("standard output"), PythonScreen("standard error")
-        owner = Owner(signals, [theirs for _, theirs in pairs], screens, self._ended, lambda: loop.call(self._shown))
+        owner = Owner(signals, [theirs for _, theirs in pairs], screens, self._ended, shown=lambda: loop.call(self._shown))
         self._thread = Thread(target=self._run, args=(job, environ, server, owner), name="oneaccord-local", daemon=True)
         self._thread.start()
         host = socket.gethostname()

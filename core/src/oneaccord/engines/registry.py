@@ -9,16 +9,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from oneaccord.common.installing import install_command
 from oneaccord.config.plugins.installed import did_you_mean
 from oneaccord.contract.config import BackendConfig
-from oneaccord.contract.launcher import LauncherSpec
+from oneaccord.contract.launcher import HostLauncher, LauncherSpec
 from oneaccord.contract.workers import WorkerLauncher
 from oneaccord.errors import BackendUnavailableError, PluginError, UsageError
 
-__all__ = ["describe_launcher", "launcher_names", "make_launcher"]
+__all__ = ["describe_launcher", "launcher_names", "make_host_launcher", "make_launcher", "options_of"]
 
 _GROUP = "oneaccord.launchers"
-_OWN = {name: f"oneaccord[{name}]" for name in ("dask", "ray", "slurm", "ssh")}
+_OWN = {name: f"oneaccord[{name}]" for name in ("dask", "ray", "slurm", "ssh")} | {"pbs": "oneaccord[slurm]"}
 """The launchers of this project that are distributions of their own, and what installs them."""
 
 
@@ -54,12 +55,12 @@ def describe_launcher(name: str) -> LauncherSpec:
 
 
 def make_launcher(name: str, options: Mapping[str, Any]) -> WorkerLauncher:
-    """Return a new launcher of that name.
+    """Return a new launcher of workers.
 
     Raises
     ------
     UsageError
-        As for `describe_launcher`; or an option is unknown or wrong.
+        As for `describe_launcher`; or an option is unknown or wrong, or the launcher gives hosts.
     PluginError
         As for `describe_launcher`; `BackendUnavailableError` if it cannot be used here.
     """
@@ -68,16 +69,48 @@ def make_launcher(name: str, options: Mapping[str, Any]) -> WorkerLauncher:
         raise UsageError(
             f"the launcher {name!r} gives hosts, on which oneaccord run --on {name} starts programs; launch() cannot use it yet"
         )
+    launcher: WorkerLauncher = _make(spec, options)
+    return launcher
+
+
+def make_host_launcher(name: str, options: Mapping[str, Any]) -> HostLauncher:
+    """Return a new launcher of hosts.
+
+    Raises
+    ------
+    UsageError
+        As for `describe_launcher`; or an option is unknown or wrong, or the launcher has workers.
+    PluginError
+        As for `describe_launcher`; `BackendUnavailableError` if it cannot be used here.
+    """
+    spec = describe_launcher(name)
+    if spec.kind != "hosts":
+        raise UsageError(
+            f"the launcher {name!r} calls functions in workers, and starts no programs: use launch(function, n, on={name!r}) in a program"
+        )
+    launcher: HostLauncher = _make(spec, options)
+    return launcher
+
+
+def options_of(name: str) -> type[BackendConfig]:
+    """Return the model of a launcher's options."""
+    kind: type[BackendConfig] = _load(describe_launcher(name).config, name)
+    return kind
+
+
+def _make(spec: LauncherSpec, options: Mapping[str, Any]) -> Any:
+    name = spec.name
     if (reason := spec.probe()) is not None:
-        raise BackendUnavailableError(f"the launcher {name!r} cannot be used here: {reason}; try: {spec.install}")
+        raise BackendUnavailableError(
+            f"the launcher {name!r} cannot be used here: {reason}; try: {install_command(spec.install)}"
+        )
     kind: type[BackendConfig] = _load(spec.config, name)
     try:
         config = kind(**options)
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)]
         raise UsageError(f"options of on={name!r}: {'; '.join(wrong)}. There are: {', '.join(kind.model_fields)}") from None
-    launcher: WorkerLauncher = _load(spec.factory, name)(config)
-    return launcher
+    return _load(spec.factory, name)(config)
 
 
 def _load(target: str, name: str) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oneaccord.job import error_file
-from oneaccord.local.failure import Failure
+from oneaccord.local.failure import Ended, Failure
 from oneaccord.local.forked import ForkedRank
 from oneaccord.local.groups import Spawned
 from oneaccord.local.output import Stream
@@ -51,3 +51,7 @@ class Child:
             self.stderr.tail.decode(errors="replace"),
             error_file.read_place(self.error_file),
         )
+
+    def ended(self) -> Ended:
+        """Return its end, with what the launcher has had to do with it."""
+        return Ended(self.failure(), self.signalled, self.needless, self.made_good)

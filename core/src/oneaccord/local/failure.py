@@ -14,7 +14,18 @@ from oneaccord.common.tracebacks import shown_path
 if TYPE_CHECKING:
     from oneaccord.job.error_file import ErrorRecord
 
-__all__ = ["MISTAKES", "Failure", "exit_code", "last_straw", "primary", "report", "report_ended", "report_lost"]
+__all__ = [
+    "MISTAKES",
+    "Ended",
+    "Failure",
+    "conclude",
+    "exit_code",
+    "last_straw",
+    "primary",
+    "report",
+    "report_ended",
+    "report_lost",
+]
 
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
 _CHAINED = re.compile(
@@ -43,13 +54,20 @@ class Failure:
     """The end of its standard error."""
     place: str = ""
     """Its line when a signal ended it, if it reports one."""
+    host: str = ""
+    """The name of its host, if the job has several."""
+    reason: str = ""
+    """How it ended, in the place of the exit code, if that says nothing."""
 
     @property
     def how(self) -> str:
         """Its end in words, such as ``"killed by SIGKILL"``."""
+        where = f" on {self.host}" if self.host else ""
+        if self.reason:
+            return self.reason
         if self.code < 0:
-            return f"killed by {_signal_name(-self.code)}"
-        return f"exit code {self.code}"
+            return f"killed by {_signal_name(-self.code)}{where}"
+        return f"exit code {self.code}{where}"
 
     @property
     def where(self) -> str:
@@ -75,6 +93,50 @@ class Failure:
     def began(self) -> float:
         """When it failed. The interpreter may take its time between the error and the exit: the error's own time is the better one."""
         return self.at if self.record is None or self.record.clock is None else self.record.clock
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a rank, be it a good one, with what its launcher has had to do with it; the attributes are those of `Child`."""
+
+    failure: Failure
+    signalled: bool = False
+    needless: bool = False
+    made_good: bool = False
+
+
+def conclude(ranks: Sequence[Ended], told_to_end: signal.Signals | None, *, may_go_on: bool) -> tuple[str, int]:
+    """Return the last text for the user, and the exit code of the job.
+
+    Parameters
+    ----------
+    ranks
+        The ends of all ranks.
+    told_to_end
+        The signal that ended the job from outside, if one did.
+    may_go_on
+        Whether the others may continue after a failure.
+    """
+    line = "-" * 80 + "\n"
+    if told_to_end is not None:
+        text = "" if told_to_end == signal.SIGPIPE else line + report_ended(told_to_end, [each.failure for each in ranks])
+        return text, 128 + told_to_end
+    needed = [each for each in ranks if not each.needless]
+    failed = [each for each in needed if each.failure.code != 0]
+    if not failed:
+        return "", 0
+    own = [each for each in failed if not each.signalled] or failed
+    failures = [each.failure for each in own]
+    # Who ended only because of another rank's end was left, and did not end well.
+    are_left = [each.failure.is_secondary for each in own if not each.made_good]
+    if may_go_on and len(failed) < len(needed) and not any(are_left):
+        return line + report_lost(failures), 0
+    replaced = [each.failure for each in own if each.made_good]
+    first, survived = last_straw(failures, replaced) if may_go_on else (primary(failures), [])
+    also = sorted({failure.rank for failure in failures if failure not in (first, *survived)})
+    ended = sorted({each.failure.rank for each in failed if each.signalled and each.failure.rank != first.rank})
+    others = [each.failure for each in failed if each.failure.rank != first.rank]
+    return line + report(first, also, ended, survived, others), exit_code(first.code)
 
 
 def primary(failures: Sequence[Failure]) -> Failure:

@@ -29,6 +29,8 @@ class Launch:
         How many ranks each host starts.
     nodes, node_rank
         How many hosts there are, and which one this is.
+    first_rank, total
+        The first rank of this host, and the number of ranks on all hosts, if hosts have different numbers of ranks.
     rendezvous
         ``host:port`` on the host of rank 0; None lets the system choose a port of 127.0.0.1, for a single host.
     environ
@@ -56,6 +58,8 @@ class Launch:
     ranks: int = 1
     nodes: int = 1
     node_rank: int = 0
+    first_rank: int | None = None
+    total: int | None = None
     rendezvous: str | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     prefix: bool = True
@@ -80,12 +84,13 @@ class Launch:
     @property
     def world_size(self) -> int:
         """The number of ranks on all hosts."""
-        return self.ranks * self.nodes
+        return self.ranks * self.nodes if self.total is None else self.total
 
     @property
     def local_ranks(self) -> range:
         """The ranks of this host."""
-        return range(self.node_rank * self.ranks, (self.node_rank + 1) * self.ranks)
+        first = self.node_rank * self.ranks if self.first_rank is None else self.first_rank
+        return range(first, first + self.ranks)
 
     @property
     def spares(self) -> int:

@@ -39,7 +39,7 @@ class MeetingPlace:
         self, job: Launch, local_rank: int, environ: Mapping[str, str], elastic: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Return the whole environment of one rank: torchrun's variables and ours, upon ``environ``; with those of an elastic job."""
-        rank = job.node_rank * job.ranks + local_rank
+        rank = job.local_ranks.start + local_rank
         variables = {
             **shared_variables(job.ranks, environ),
             "RANK": str(rank),
@@ -60,8 +60,8 @@ class MeetingPlace:
         return variables
 
 
-def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
-    """Bind the socket at which the ranks will meet, before any of them runs, so that no other program can take its port.
+def arrange_meeting(job: Launch, environ: Mapping[str, str], listener: socket.socket | None = None) -> MeetingPlace:
+    """Bind the socket at which the ranks will meet, before any of them runs, so that no other program can take its port; or use ``listener``.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
     host, port = parse_address(job.rendezvous)
     own = None
     if job.node_rank == 0:
-        own = _to_hand_over(guarded_bind((host, port), Credentials.of_text(os.fsencode(secret))))
+        own = _to_hand_over(listener or guarded_bind((host, port), Credentials.of_text(os.fsencode(secret))))
     # All hosts must know it without a message; `--rendezvous` usually names a port of a free range.
     free_port = port + 1 if port < _MAX_PORT else port - 1
     return MeetingPlace(host, port, secret, f"oneaccord-{job.rendezvous}", free_port, own)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from oneaccord.local.failure import Failure
+from oneaccord.local.failure import Ended, Failure
 from oneaccord.local.output import Screen
 
 __all__ = ["Owner", "PythonScreen"]
@@ -28,6 +29,12 @@ class Owner:
         What shows standard output and standard error, in the place of the files 1 and 2.
     ended
         Called with each rank that has ended, in the place of the last report.
+    concluded
+        Called at the end with all ranks, and the signal that ended the job from outside, if one did.
+    listener
+        The socket at which the ranks meet, if the program has bound it.
+    is_alone
+        Whether the process has no other purpose, so that all its children are those of the job.
     shown
         Called when all is shown that ranks had written before the output was asked for.
     """
@@ -36,7 +43,10 @@ class Owner:
     stdin: Sequence[socket.socket]
     screens: tuple[Screen, Screen]
     ended: Callable[[Failure], None]
-    shown: Callable[[], None]
+    concluded: Callable[[Sequence[Ended], signal.Signals | None], None] | None = None
+    listener: socket.socket | None = None
+    is_alone: bool = False
+    shown: Callable[[], None] | None = None
 
 
 class PythonScreen(Screen):

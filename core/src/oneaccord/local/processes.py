@@ -22,7 +22,7 @@ from oneaccord.errors import UsageError
 from oneaccord.job import error_file
 from oneaccord.local.child import Child
 from oneaccord.local.elastic import Elastic
-from oneaccord.local.failure import exit_code, last_straw, primary, report, report_ended, report_lost
+from oneaccord.local.failure import conclude
 from oneaccord.local.forked import ForkedRank, ForkServer, fork_server, why_no_fork
 from oneaccord.local.groups import (
     Left,
@@ -105,7 +105,7 @@ def run_job(
             server = fork_server(job.target, job.is_module, shared)
         if server is not None:
             cleanup.callback(server.close)
-        meeting = arrange_meeting(job, environ)
+        meeting = arrange_meeting(job, environ, None if owner is None else owner.listener)
         if meeting.listener is not None:
             cleanup.callback(meeting.listener.close)
         guard = cleanup.enter_context(guarded())
@@ -140,7 +140,7 @@ class _Launcher:
         """What ended the job from outside."""
         self._cleanup = ExitStack()
         self._elastic = Elastic(job, guard.folder, self._children) if job.is_elastic else None
-        self._is_alone = owner is None and threading.current_thread() is threading.main_thread()
+        self._is_alone = (owner is None or owner.is_alone) and threading.current_thread() is threading.main_thread()
         """Whether the process has no other purpose: then it hears of all its children, and of those of ranks that end."""
         self._left: dict[Child, set[Left]] = {}
         """What ranks that have ended well have left running, as it was seen last. They are released when nothing is left."""
@@ -192,7 +192,7 @@ class _Launcher:
     def _begin(self, local_rank: int, *, is_newcomer: bool) -> None:
         """Start one rank."""
         job, meeting = self._job, self._meeting
-        rank = job.node_rank * job.ranks + local_rank
+        rank = job.local_ranks.start + local_rank
         path = self._guard.folder / f"rank-{len(self._children)}.json"
         elastic = {} if self._elastic is None else self._elastic.variables(rank, is_newcomer=is_newcomer)
         variables = meeting.variables(job, local_rank, self._environ, elastic) | {Variable.ERROR_FILE: str(path)}
@@ -389,7 +389,8 @@ class _Launcher:
             if time.monotonic() >= until:
                 break
         assert self._owner is not None
-        self._owner.shown()
+        if self._owner.shown is not None:
+            self._owner.shown()
 
     def _renew_guard(self) -> None:
         """Start another guard where somebody has killed it."""
@@ -545,37 +546,21 @@ class _Launcher:
         signal_group(child.process.pid, number)
 
     def _conclude(self) -> int:
+        ended = [child.ended() for child in self._children]
         if self._owner is not None:
+            if self._owner.concluded is not None:
+                self._owner.concluded(ended, self._told_to_end)
             return 0  # it knows how each of them has ended
-        if self._told_to_end is not None:
-            if self._told_to_end != signal.SIGPIPE:
-                self._say("-" * 80 + "\n" + report_ended(self._told_to_end, [child.failure() for child in self._children]))
-            return 128 + self._told_to_end
-        children = [child for child in self._children if not child.needless]
-        failed = [child for child in children if child.process.returncode != 0]
-        if not failed:
-            return 0
-        own = [child for child in failed if not child.signalled] or failed
-        failures = [child.failure() for child in own]
-        may_go_on = self._job.keep_going or self._job.is_elastic
-        # Who ended only because of another rank's end was left, and did not end well.
-        are_left = [child.failure().is_secondary for child in own if not child.made_good]
-        is_survived = len(failed) < len(children) and not any(are_left)
-        if may_go_on and is_survived:
-            self._say("-" * 80 + "\n" + report_lost(failures))
-            return 0
-        replaced = [failure for child, failure in zip(own, failures, strict=True) if child.made_good]
-        first, survived = last_straw(failures, replaced) if may_go_on else (primary(failures), [])
-        also = sorted({failure.rank for failure in failures if failure not in (first, *survived)})
-        ended = sorted({child.rank for child in failed if child.signalled and child.rank != first.rank})
-        others = [child.failure() for child in failed if child.rank != first.rank]
-        self._say("-" * 80 + "\n" + report(first, also, ended, survived, others))
-        if not may_go_on and error_file.is_elastic(self._guard.folder):
+        text, code = conclude(ended, self._told_to_end, may_go_on=self._job.keep_going or self._job.is_elastic)
+        if text:
+            self._say(text)
+        is_final = code and self._told_to_end is None and not self._job.keep_going and not self._job.is_elastic
+        if is_final and error_file.is_elastic(self._guard.folder):
             self._say(
                 "oneaccord run: the program has an elastic function; with --max-restarts N, it goes on after a failure, and others come in the places of "
                 "ranks that fail\n"
             )
-        return exit_code(first.code)
+        return code
 
     def _say(self, text: str) -> None:
         screen = self._screens[1]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oneaccord.local.launching import Launch
     from oneaccord.local.resolve import Resolution
 
-__all__ = ["start"]
+__all__ = ["completed_for_host", "start"]
 
 
 @all_signals()
@@ -80,6 +80,28 @@ def start(
     finally:
         if server is not None:
             server.close()
+
+
+def completed_for_host(job: Launch, backend: str | None, config: str | None) -> tuple[Launch, tuple[str, ...]]:
+    """Return a job of several hosts as it is on this one, and what its ranks are to import, by the configuration that is found here.
+
+    Raises
+    ------
+    UsageError, ConfigError, PluginError
+        As for `start`.
+    """
+    from oneaccord.local.resolve import resolve_launcher
+
+    if config is not None:
+        config = _found(config)
+    _find_modules_beside(job)
+    resolution = resolve_launcher(backend, config)
+    if resolution.launcher is not None:
+        raise UsageError(
+            f"the backend {resolution.backend!r} starts the ranks itself, on one host; leave --on out, or choose another backend with --backend"
+        )
+    chosen = {of_setting("backend"): backend, Variable.CONFIG: config}
+    return replace(job, environ={**job.environ, **{name: value for name, value in chosen.items() if value}}), resolution.modules
 
 
 def _end_by(number: int, _frame: object) -> None:

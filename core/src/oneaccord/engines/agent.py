@@ -1,0 +1,222 @@
+"""What runs on each host of a host launcher: ``python -m oneaccord.engines.agent``, which starts and ends the ranks of that host.
+
+Lines of JSON come on standard input: first the order, then the address at which the ranks meet, then signals. Its end, as when the driver is killed or the
+connection breaks, ends the ranks. Lines go out on standard output, each behind a mark, because a login shell may write there too.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from oneaccord._version import __version__
+from oneaccord.common.threads import Thread
+from oneaccord.common.variables import Variable
+from oneaccord.errors import OneAccordError, UsageError
+from oneaccord.job.error_file import ErrorRecord
+from oneaccord.local.failure import Ended, Failure
+from oneaccord.local.forked import fork_server
+from oneaccord.local.groups import signals_as_bytes
+from oneaccord.local.launching import Launch
+from oneaccord.local.output import Screen
+from oneaccord.local.owner import Owner
+from oneaccord.local.processes import run_job
+from oneaccord.local.variables import shared_variables, with_hash_seed
+from oneaccord.net.credentials import Credentials
+from oneaccord.net.network import guarded_bind, show_address
+
+__all__ = ["MARK", "as_ended", "as_text"]
+
+MARK: Final = b"oneaccord-agent "
+"""In front of each line that the agent writes."""
+_END_S: Final = 1.0
+"""How long ranks may take to end once the driver is gone."""
+_READ_BYTES: Final = 1 << 16
+_HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+class _Driver:
+    """The connection to the driver: lines from it, and lines to it.
+
+    Parameters
+    ----------
+    source, target
+        The descriptors.
+    """
+
+    def __init__(self, source: int, target: int) -> None:
+        self._source = source
+        self._held = b""
+        self._target = target
+        self._lock = threading.Lock()
+        self._is_gone = False
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return what comes next; None at the end."""
+        # No buffered file: a thread that waits in one would keep the interpreter from ending.
+        while b"\n" not in self._held:
+            more = os.read(self._source, _READ_BYTES)
+            if not more:
+                return None
+            self._held += more
+        line, _, self._held = self._held.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def send(self, kind: str, value: Any) -> None:
+        """Send a line. Without a driver it is lost."""
+        data = MARK + json.dumps({kind: value}).encode() + b"\n"
+        with self._lock, contextlib.suppress(OSError):
+            while data and not self._is_gone:
+                try:
+                    data = data[os.write(self._target, data) :]
+                except OSError:
+                    self._is_gone = True
+
+    def pass_signals_on(self) -> None:
+        """Turn the lines that come from now on into signals to this process; end its ranks when the driver is gone."""
+        while (message := self.receive()) is not None:
+            if "signal" in message:
+                os.kill(os.getpid(), message["signal"])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_END_S)
+        os.kill(os.getpid(), signal.SIGINT)  # the second one kills
+
+
+class _Screen(Screen):
+    """Output on its way to the driver."""
+
+    def __init__(self, driver: _Driver) -> None:
+        super().__init__()
+        self._driver = driver
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Send it."""
+        self._driver.send("output", [fd, base64.b64encode(data).decode()])
+
+
+def as_text(ranks: Sequence[Ended]) -> list[dict[str, Any]]:
+    """Return the ends of ranks as plain data. Times are how long ago it was, as another host has another clock."""
+    now = time.monotonic()
+    found = []
+    for each in ranks:
+        plain = asdict(each)
+        failure = plain["failure"]
+        failure["at"] = now - failure["at"]
+        if failure["record"] is not None and failure["record"]["clock"] is not None:
+            failure["record"]["clock"] = now - failure["record"]["clock"]
+        found.append(plain)
+    return found
+
+
+def as_ended(plain: Mapping[str, Any], host: str) -> Ended:
+    """Return what `as_text` has made into plain data, with the name of its host and with times of this one."""
+    now, failure = time.monotonic(), Failure(**plain["failure"])
+    record = None if failure.record is None else ErrorRecord(**plain["failure"]["record"])
+    if record is not None and record.clock is not None:
+        record = replace(record, clock=now - record.clock)
+    return Ended(**{**plain, "failure": replace(failure, at=now - failure.at, record=record, host=host)})
+
+
+def _main() -> None:
+    driver = _Driver(os.dup(0), os.dup(1))
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)  # what anything else prints here is no line of ours
+    driver.send("hello", {"version": __version__, "pid": os.getpid()})
+    order = driver.receive()
+    if order is None:
+        sys.exit(1)
+    try:
+        _run(driver, order)
+    except OneAccordError as error:
+        driver.send("refused", {"type": type(error).__name__, "message": str(error)})
+        sys.exit(2)
+
+
+def _run(driver: _Driver, order: dict[str, Any]) -> None:
+    if order["version"] != __version__:
+        raise UsageError(
+            f"oneaccord-core {__version__} is installed there, and {order['version']} here: install the same version"
+        )
+    folder = order["folder"]
+    if folder is not None:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise UsageError(
+                f"the working directory {folder} cannot be entered there ({error.strerror}): name another one by the launcher's "
+                "option folder, or make it"
+            ) from error
+    os.environ.update(order["variables"])
+    given = order["job"]
+    job = Launch(**{**given, "args": tuple(given["args"])})
+    # The secret is in the environment of the ranks alone.
+    environ = with_hash_seed({**os.environ, Variable.SECRET: order["secret"]})
+    server = None
+    if job.fork:
+        shared = shared_variables(job.ranks, {name: value for name, value in environ.items() if name != Variable.SECRET})
+        server = fork_server(job.target, job.is_module, shared)
+    with contextlib.ExitStack() as cleanup:
+        if server is not None:
+            cleanup.callback(server.close)
+        from oneaccord.local.starting import completed_for_host
+
+        job, modules = completed_for_host(job, order["backend"], order["config"])
+        job, listener = _with_address(driver, job, order)
+        if listener is not None:
+            cleanup.callback(listener.close)
+        job.validate(environ)
+        signals = cleanup.enter_context(signals_as_bytes(_HANDLED))
+        Thread(target=driver.pass_signals_on, name="oneaccord-driver", daemon=True).start()
+        screens = _Screen(driver), _Screen(driver)
+        stdin = [cleanup.enter_context(each) for each in _empty(job.ranks)]
+
+        def ended(failure: Failure) -> None:
+            if failure.code:
+                driver.send("failed", failure.rank)
+
+        def concluded(ranks: Sequence[Ended], told: signal.Signals | None) -> None:
+            driver.send("done", {"ranks": as_text(ranks), "told": told})
+
+        owner = Owner(signals, stdin, screens, ended, concluded, listener, is_alone=True)
+        run_job(job, environ, server, modules, owner)
+
+
+def _with_address(driver: _Driver, job: Launch, order: dict[str, Any]) -> tuple[Launch, socket.socket | None]:
+    """Return the job with the address at which its ranks meet: host 0 binds a port, and the driver tells it to all when all are ready."""
+    listener, meeting = None, None
+    if job.nodes > 1 and job.node_rank == 0:
+        address = order["address"]
+        listener = guarded_bind((address, 0), Credentials.of_text(order["secret"].encode()))
+        meeting = show_address((address, listener.getsockname()[1]))
+    driver.send("ready", meeting)
+    message = driver.receive()
+    if message is None:
+        sys.exit(1)
+    if "meeting" not in message:  # a signal, before any rank is there
+        sys.exit(128 + message["signal"])
+    return replace(job, rendezvous=message["meeting"]), listener
+
+
+def _empty(count: int) -> Iterator[socket.socket]:
+    """Yield sockets at whose end a reader is at once."""
+    for _ in range(count):
+        ours, theirs = socket.socketpair()
+        ours.close()
+        yield theirs
+
+
+if __name__ == "__main__":
+    _main()
