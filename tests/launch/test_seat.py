@@ -69,7 +69,7 @@ def test_seat_of_another_job_is_refused() -> None:
     stranger = oa.Seat(1, 2, rank_1.address, rank_1.secret, job="two")
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(joined, rank_0, 1.0)
-        with pytest.raises(oa.AuthenticationError):
+        with pytest.raises(oa.RendezvousError, match=r"belongs to the job 'two', but the job 'one' meets at"):
             joined(stranger, 1.0)
         assert joined(rank_1, 1.0) == waiting.result(timeout=60) == [3.0]
 

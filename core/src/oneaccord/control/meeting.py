@@ -81,7 +81,7 @@ class Meeting:
         self.keep = keep
         self.join_address = join_address
         self.gone = gone
-        self.others = others
+        self.others: Sequence[Address] = others
 
     def is_vain(self) -> bool:
         """Return whether the ranks cannot meet any more, since one of them has ended before.

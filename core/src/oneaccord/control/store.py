@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from oneaccord.common.threads import Thread
 from oneaccord.contract.deadline import Deadline
 from oneaccord.control import timing
+from oneaccord.control.connection import Control
 from oneaccord.control.joiners import NEWCOMER_HELLO, JoinAddress, Joiners
 from oneaccord.control.membership import Membership
 from oneaccord.control.protocol import FromRank, FromStore, Join, Verdict
@@ -93,6 +94,12 @@ class Store(Server):
     def will_not_come(self, rank: int, reason: str) -> None:
         """Take note that a rank has ended, perhaps before it came; from any thread."""
         self._loop.call(lambda: self._membership.will_not_come(rank, reason))
+
+    def follow(self, old: Control, ranks: Sequence[int]) -> None:
+        """Learn from the job before this one which of its ``ranks``, the survivors, end before they come here."""
+        old.on_gone(lambda rank, reason: self.will_not_come(ranks.index(rank), reason) if rank in ranks else None)
+        # If the store of the old job is lost, the ends of newcomers are not known.
+        self.expect_soon([place for place, rank in enumerate(ranks) if rank >= old.world_size])
 
     def look_for(self, gone: Callable[[], dict[int, str]]) -> None:
         """Ask ``gone`` several times a second, until all ranks have come, which of them have ended before; from any thread."""

@@ -72,13 +72,6 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """Errors of a connection whose reason is this rank's own: the peer is not lost."""
 
 
-def _report_ends(old: Control, ranks: Sequence[int], store: Store) -> None:
-    """Tell the store of the survivors which of them end before they come to it."""
-    old.on_gone(lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None)
-    # If the store of the old job is lost, the ends of newcomers are not known.
-    store.expect_soon([place for place, rank in enumerate(ranks) if rank >= old.world_size])
-
-
 class Job:
     """What a rank holds while it belongs to a job.
 
@@ -206,7 +199,7 @@ class Job:
         place = meeting.listen(deadline), meeting.credentials, meeting.world_size
         self._store = store = Store(self.loop, *place, deadline, meeting.liveness, meeting.join_address)
         if meeting.before is not None:
-            _report_ends(*meeting.before, store)
+            store.follow(*meeting.before)
         if meeting.gone is not None:
             store.look_for(meeting.gone)
 
