@@ -77,6 +77,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     apart, _ = weigh(manager, lacking, one_host=False)
     diagnoses = _diagnose(manager)
     extensions = _extensions(manager)
+    launchers = _launchers()
     versions = _versions()
     without = why_not_native()
     if as_json:
@@ -93,6 +94,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
                 },
                 "native": {"usable": not without, "reason": without or None},
                 "extensions": extensions,
+                "launchers": launchers,
                 "config": {"file": config.file, "error": config.error, "backend": config.backend, "origin": config.origin},
                 "versions": versions,
             }
@@ -111,6 +113,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     print()
     for extension in extensions:
         print_text(f"extension {extension['name']} ({extension['distribution']}): {extension['error'] or 'loaded'}")
+    _print_launchers(launchers)
     if config.error:
         print("first repair the configuration, as said above")
         raise typer.Exit(1)
@@ -233,6 +236,35 @@ def _extensions(manager: PluginManager) -> list[dict[str, str | None]]:
         }
         for plugin in (*manager.extensions(), *_modules(manager))
     ]
+
+
+def _launchers() -> list[dict[str, Any]]:
+    """Return which launchers are installed, and whether they can be used here."""
+    from oneaccord.engines.registry import describe_launcher, launcher_names
+
+    found: list[dict[str, Any]] = []
+    for name in launcher_names():
+        if name == "local":  # it is a part of core
+            continue
+        reason: str | None
+        try:
+            spec = describe_launcher(name)
+            reason = bounded(spec.probe, _DIAGNOSIS_S, "its probe")
+            about = {"summary": spec.summary, "kind": spec.kind, "install": install_command(spec.install)}
+        except Exception as error:  # noqa: BLE001 - a probe asks programs and libraries that may raise anything
+            about = {"summary": "", "kind": "", "install": ""}
+            reason = str(error) if isinstance(error, OneAccordError | Stuck) else f"its probe failed: {named(error)}"
+        found.append({"name": name, **about, "available": reason is None, "reason": reason})
+    return found
+
+
+def _print_launchers(launchers: list[dict[str, Any]]) -> None:
+    for each in launchers:
+        kind = "oneaccord run --on" if each["kind"] == "hosts" else "launch(on=)"
+        how = f"can be used ({kind})" if each["available"] else f"cannot be used: {each['reason']}"
+        print_text(f"launcher {each['name']}{': ' if each['summary'] else ''}{each['summary']}: {how}", "", "  ")
+        if not each["available"] and each["install"]:
+            print_command(each["install"], "  try: ")
 
 
 def _modules(manager: PluginManager) -> list[InstalledPlugin]:

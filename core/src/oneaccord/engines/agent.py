@@ -10,19 +10,24 @@ import base64
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from oneaccord._version import __version__
 from oneaccord.common.threads import Thread
 from oneaccord.common.variables import Variable
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.launcher import Ask
 from oneaccord.errors import OneAccordError, UsageError
 from oneaccord.job.error_file import ErrorRecord
 from oneaccord.local.failure import Ended, Failure
@@ -36,10 +41,12 @@ from oneaccord.local.variables import shared_variables, with_hash_seed
 from oneaccord.net.credentials import Credentials
 from oneaccord.net.network import guarded_bind, show_address
 
-__all__ = ["MARK", "as_ended", "as_text"]
+__all__ = ["MARK", "START_S", "as_ended", "as_text"]
 
 MARK: Final = b"oneaccord-agent "
 """In front of each line that the agent writes."""
+START_S: Final = 120.0
+"""How long the hosts may take to be reached and to get ready."""
 _END_S: Final = 1.0
 """How long ranks may take to end once the driver is gone."""
 _READ_BYTES: Final = 1 << 16
@@ -57,7 +64,7 @@ class _Driver:
 
     def __init__(self, source: int, target: int) -> None:
         self._source = source
-        self._held = b""
+        self._held = bytearray()
         self._target = target
         self._lock = threading.Lock()
         self._is_gone = False
@@ -65,13 +72,15 @@ class _Driver:
     def receive(self) -> dict[str, Any] | None:
         """Return what comes next; None at the end."""
         # No buffered file: a thread that waits in one would keep the interpreter from ending.
-        while b"\n" not in self._held:
+        looked = 0
+        while (end := self._held.find(b"\n", looked)) < 0:
+            looked = len(self._held)
             more = os.read(self._source, _READ_BYTES)
             if not more:
                 return None
             self._held += more
-        line, _, self._held = self._held.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
+        message: dict[str, Any] = json.loads(self._held[:end])
+        del self._held[: end + 1]
         return message
 
     def send(self, kind: str, value: Any) -> None:
@@ -160,6 +169,13 @@ def _run(driver: _Driver, order: dict[str, Any]) -> None:
                 "option folder, or make it"
             ) from error
     os.environ.update(order["variables"])
+    if "workers" in order:
+        _serve(driver, order)
+    else:
+        _run_program(driver, order)
+
+
+def _run_program(driver: _Driver, order: dict[str, Any]) -> None:
     given = order["job"]
     job = Launch(**{**given, "args": tuple(given["args"])})
     # The secret is in the environment of the ranks alone.
@@ -208,6 +224,54 @@ def _with_address(driver: _Driver, job: Launch, order: dict[str, Any]) -> tuple[
     if "meeting" not in message:  # a signal, before any rank is there
         sys.exit(128 + message["signal"])
     return replace(job, rendezvous=message["meeting"]), listener
+
+
+class _Text:
+    """Stands in for ``sys.stdout`` or ``sys.stderr``: what the ranks print goes to the driver."""
+
+    def __init__(self, driver: _Driver, fd: int) -> None:
+        self._driver = driver
+        self._fd = fd
+
+    def write(self, text: str) -> int:
+        self._driver.send("output", [self._fd, base64.b64encode(text.encode(errors="replace")).decode()])
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: what was written is on its way."""
+
+
+def _serve(driver: _Driver, order: dict[str, Any]) -> None:
+    """Start workers, and run the calls in them that the driver sends, until it is done with them.
+
+    If the driver is gone, this process ends at once, and its guard ends the workers.
+    """
+    from oneaccord.engines.local import LocalOptions, LocalWorkers
+
+    given = order["workers"]
+    sys.path += [each for each in given["path"] if each not in sys.path]
+    sys.stdout, sys.stderr = _Text(driver, 1), _Text(driver, 2)  # type: ignore[assignment] # what a screen needs of them
+    launcher = LocalWorkers(LocalOptions(**given["options"]), (), given["first_rank"], given["total"])
+    workers = launcher.place(Ask(given["ranks"]), Deadline(START_S))
+    driver.send("ready", None)
+
+    def answer(number: int, future: Future[Any]) -> None:
+        error = future.exception()
+        value = (False, error) if error is not None else (True, future.result())
+        try:
+            packed = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as problem:  # noqa: BLE001 - of any kind
+            packed = pickle.dumps((False, UsageError(f"the answer of a worker cannot be pickled: {problem}")))
+        driver.send("answer", [number, base64.b64encode(packed).decode()])
+
+    while (message := driver.receive()) is not None:
+        if "stop" in message:
+            launcher.stop(workers)
+            return
+        number, index, packed = message["call"]
+        function, args = pickle.loads(base64.b64decode(packed))  # noqa: S301 - from the program that has started this process
+        launcher.call(workers[index], function, args).add_done_callback(partial(answer, number))
+    os._exit(1)
 
 
 def _empty(count: int) -> Iterator[socket.socket]:

@@ -14,26 +14,24 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, NoReturn, Self
 
 import oneaccord.errors as known_errors
 from oneaccord._version import __version__
 from oneaccord.common.variables import OF_ONE_RANK, PREFIX, Variable
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.launcher import Ask, Host, HostLauncher
-from oneaccord.engines.agent import MARK, as_ended
+from oneaccord.engines.agent import MARK, START_S, as_ended
 from oneaccord.errors import DeadlineError, OneAccordError, RendezvousError, UsageError
 from oneaccord.local.failure import Ended, Failure, conclude
 from oneaccord.local.groups import signals_as_bytes
 from oneaccord.local.launching import Launch
 from oneaccord.local.output import Screen, screens
 
-__all__ = ["ALLOCATE_S", "Share", "run_on_hosts", "share_out"]
+__all__ = ["ALLOCATE_S", "Share", "how_ended", "passed_on", "raise_refused", "run_on_hosts", "share_out", "start_agent"]
 
 ALLOCATE_S: Final = 86400.0
 """How long an allocation of hosts may take: queues are long."""
-START_S: Final = 120.0
-"""How long the hosts may take to be reached and to get ready."""
 _GRACE_S: Final = 1.0
 """How long ranks of other hosts may take to fail by themselves, with errors that name the first cause."""
 _END_S: Final = 3.0
@@ -135,6 +133,49 @@ def run_on_hosts(
         launcher.release()
 
 
+def passed_on() -> dict[str, str]:
+    """Return the variables of this process that hold for the ranks on other hosts too."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if (name.startswith(PREFIX) and name not in OF_ONE_RANK and name != Variable.SECRET) or name == "PYTHONHASHSEED"
+    }
+
+
+def start_agent(launcher: HostLauncher, host: Host) -> subprocess.Popen[bytes]:
+    """Start the local process that leads to an agent on a host.
+
+    Raises
+    ------
+    RendezvousError
+        There is no such command.
+    """
+    command = launcher.command(host, [host.python, "-m", "oneaccord.engines.agent"])
+    environ = {name: value for name, value in os.environ.items() if name != Variable.SECRET}
+    try:
+        return subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the driver, which passes it on once
+        )
+    except OSError as error:
+        raise RendezvousError(f"host {host.name} cannot be reached: {command[0]} cannot be started ({error})") from error
+
+
+def how_ended(command: str, code: int, words: str) -> str:
+    """Return how the process that led to a host has ended, with its last words."""
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{Path(command).name} ended ({how}){f': {words}' if words else ''}"
+
+
+def raise_refused(host: str, error: Mapping[str, str]) -> NoReturn:
+    """Raise the error of an agent here, with the name of its host."""
+    raise getattr(known_errors, error["type"], OneAccordError)(f"host {host}: {error['message']}")
+
+
 @dataclass(slots=True, eq=False)
 class _Agent:
     """The local process that leads to the agent of a host."""
@@ -217,11 +258,7 @@ class _Driver:
     def start(self, backend: str | None, config: str | None) -> None:
         """Start the agents, and let the ranks begin when all hosts are ready."""
         secret, total = secrets.token_hex(32), self._shares[-1].ranks.stop
-        variables = {
-            name: value
-            for name, value in os.environ.items()
-            if (name.startswith(PREFIX) and name not in OF_ONE_RANK and name != Variable.SECRET) or name == "PYTHONHASHSEED"
-        }
+        variables = passed_on()
         run = {str(Variable.RUN_ID): os.environ.get(Variable.RUN_ID) or secrets.token_hex(8)}
         for index, share in enumerate(self._shares):
             host = share.host
@@ -276,19 +313,7 @@ class _Driver:
 
     def _start_one(self, share: Share) -> _Agent:
         host = share.host
-        command = self._launcher.command(host, [host.python, "-m", "oneaccord.engines.agent"])
-        environ = {name: value for name, value in os.environ.items() if name != Variable.SECRET}
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environ,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the driver, which passes it on once
-            )
-        except OSError as error:
-            raise RendezvousError(f"host {host.name} cannot be reached: {command[0]} cannot be started ({error})") from error
+        process = start_agent(self._launcher, host)
         agent = _Agent(share, process)
         for pipe, read in ((process.stdout, self._on_answer), (process.stderr, self._on_noise)):
             assert pipe is not None
@@ -344,8 +369,7 @@ class _Driver:
         agent.is_ready, agent.meeting = True, meeting
 
     def _on_refused(self, agent: _Agent, error: Mapping[str, str]) -> None:
-        kind = getattr(known_errors, error["type"], OneAccordError)
-        raise kind(f"host {agent.name}: {error['message']}")
+        raise_refused(agent.name, error)
 
     def _on_output(self, agent: _Agent, output: tuple[int, str]) -> None:
         self._show(agent, output[0], base64.b64decode(output[1]))
@@ -361,10 +385,7 @@ class _Driver:
     def _on_loss(self, agent: _Agent) -> None:
         """Deal with the end of a connection before the report of its agent."""
         code = agent.process.wait()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        words = agent.end_of_noise()
-        program = Path(str(self._launcher.command(agent.share.host, ["true"])[0])).name
-        what = f"{program} ended ({how}){f': {words}' if words else ''}"
+        what = how_ended(str(agent.process.args[0]), code, agent.end_of_noise())  # type: ignore[index] # a sequence
         if not agent.said_hello:
             raise RendezvousError(f"host {agent.name} cannot be reached, or has no oneaccord: {what}")
         if not self._has_begun:

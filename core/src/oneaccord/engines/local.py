@@ -85,9 +85,15 @@ class LocalWorkers:
         How they run.
     modules
         What each worker will import, besides what every rank does.
+    first_rank, total
+        The first rank of this host and the number of all, if there are others elsewhere; both are for the output.
     """
 
-    def __init__(self, options: LocalOptions, modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self, options: LocalOptions, modules: Sequence[str] = (), first_rank: int = 0, total: int | None = None
+    ) -> None:
+        self._first_rank = first_rank
+        self._total = total
         self._options = options
         self._modules = (*_PRELOADED, *modules)
         self._process = os.getpid()
@@ -114,6 +120,8 @@ class LocalWorkers:
             _PROGRAM,
             is_module=True,
             ranks=ask.ranks,
+            first_rank=self._first_rank,
+            total=self._total,
             prefix=self._options.prefix,
             keep_going=True,
             fork=self._options.fork,
@@ -199,7 +207,7 @@ class LocalWorkers:
         self._ask()
 
     def _ended(self, failure: Failure) -> None:
-        self._processes[failure.rank].end(WorkerLost(failure.how))
+        self._processes[failure.rank - self._first_rank].end(WorkerLost(failure.how))
 
     def _crashed(self, error: Exception) -> None:
         for process in self._processes:

@@ -14,6 +14,8 @@ from oneaccord.config.plugins.installed import did_you_mean
 from oneaccord.contract.config import BackendConfig
 from oneaccord.contract.launcher import HostLauncher, LauncherSpec
 from oneaccord.contract.workers import WorkerLauncher
+from oneaccord.engines.host_workers import HostWorkers
+from oneaccord.engines.local import LocalOptions
 from oneaccord.errors import BackendUnavailableError, PluginError, UsageError
 
 __all__ = ["describe_launcher", "launcher_names", "make_host_launcher", "make_launcher", "options_of"]
@@ -55,20 +57,20 @@ def describe_launcher(name: str) -> LauncherSpec:
 
 
 def make_launcher(name: str, options: Mapping[str, Any]) -> WorkerLauncher:
-    """Return a new launcher of workers.
+    """Return a new launcher of workers; one that gives hosts gets workers there, which take the options of `LocalOptions` too.
 
     Raises
     ------
     UsageError
-        As for `describe_launcher`; or an option is unknown or wrong, or the launcher gives hosts.
+        As for `describe_launcher`; or an option is unknown or wrong.
     PluginError
         As for `describe_launcher`; `BackendUnavailableError` if it cannot be used here.
     """
     spec = describe_launcher(name)
-    if spec.kind != "workers":
-        raise UsageError(
-            f"the launcher {name!r} gives hosts, on which oneaccord run --on {name} starts programs; launch() cannot use it yet"
-        )
+    if spec.kind == "hosts":
+        own = {key: value for key, value in options.items() if key in LocalOptions.__dataclass_fields__}
+        others = {key: value for key, value in options.items() if key not in own}
+        return HostWorkers(make_host_launcher(name, others), LocalOptions(**own))
     launcher: WorkerLauncher = _make(spec, options)
     return launcher
 
