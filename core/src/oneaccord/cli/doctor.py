@@ -260,8 +260,7 @@ def _launchers() -> list[dict[str, Any]]:
 
 def _print_launchers(launchers: list[dict[str, Any]]) -> None:
     for each in launchers:
-        kind = "oneaccord run --on" if each["kind"] == "hosts" else "launch(on=)"
-        how = f"can be used ({kind})" if each["available"] else f"cannot be used: {each['reason']}"
+        how = "can be used" if each["available"] else f"cannot be used: {each['reason']}"
         print_text(f"launcher {each['name']}{': ' if each['summary'] else ''}{each['summary']}: {how}", "", "  ")
         if not each["available"] and each["install"]:
             print_command(each["install"], "  try: ")
