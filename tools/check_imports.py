@@ -64,7 +64,7 @@ CONFORMANCE = "oneaccord_conformance"
 CONFORMANCE_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "arrays memory patience",
+        "arrays launchers memory patience",
         "ranks",
         "threads processes rank",
         "worlds",

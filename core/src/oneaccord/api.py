@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from oneaccord.contract.runtime import Condition, Place, Runtime
     from oneaccord.control.recorder import FlightRecorder, Record
     from oneaccord.engines.launching import launch
+    from oneaccord.engines.registry import describe_launcher, make_host_launcher
     from oneaccord.engines.worker_main import Task
     from oneaccord.group.group import Group
     from oneaccord.group.init import init
@@ -195,6 +196,7 @@ __all__ = [
     "current_runtime",
     "current_world",
     "describe_backend",
+    "describe_launcher",
     "divide_sum",
     "find_library",
     "guarded",
@@ -208,6 +210,7 @@ __all__ = [
     "load_library",
     "loaded_libraries",
     "loader_folders",
+    "make_host_launcher",
     "many",
     "of_setting",
     "processors",
@@ -253,6 +256,7 @@ _HOMES = {
     "current_frames": "oneaccord.runtime.idle",
     **dict.fromkeys(("current_rank", "current_runtime", "current_world", "inherit_rank"), "oneaccord.job.threads"),
     "describe_backend": "oneaccord.config.plugins",
+    **dict.fromkeys(("describe_launcher", "make_host_launcher"), "oneaccord.engines.registry"),
     **dict.fromkeys(("BlockingCalls",), "oneaccord.kit.blocking"),
     **dict.fromkeys(
         (

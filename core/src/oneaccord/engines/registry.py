@@ -33,6 +33,11 @@ def launcher_names() -> list[str]:
 def describe_launcher(name: str) -> LauncherSpec:
     """Import the plugin of a launcher, and no other; return its description.
 
+    Parameters
+    ----------
+    name
+        The name of its entry point.
+
     Raises
     ------
     UsageError
@@ -77,6 +82,13 @@ def make_launcher(name: str, options: Mapping[str, Any]) -> WorkerLauncher:
 
 def make_host_launcher(name: str, options: Mapping[str, Any]) -> HostLauncher:
     """Return a new launcher of hosts.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    options
+        What its model of options takes.
 
     Raises
     ------
