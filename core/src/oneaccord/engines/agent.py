@@ -250,7 +250,7 @@ def _serve(driver: _Driver, order: dict[str, Any]) -> None:
 
     given = order["workers"]
     sys.path += [each for each in given["path"] if each not in sys.path]
-    sys.stdout, sys.stderr = _Text(driver, 1), _Text(driver, 2)  # type: ignore[assignment] # what a screen needs of them
+    sys.stdout, sys.stderr = _Text(driver, 1), _Text(driver, 2)  # what a screen needs of them
     launcher = LocalWorkers(LocalOptions(**given["options"]), (), given["first_rank"], given["total"])
     workers = launcher.place(Ask(given["ranks"]), Deadline(START_S))
     driver.send("ready", None)
