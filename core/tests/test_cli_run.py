@@ -105,7 +105,7 @@ def test_the_help_of_run_groups_its_options(capsys, monkeypatch: pytest.MonkeyPa
         (["-n", "auto", "h.py"], "'auto' is no number of ranks; this host has"),
         (["--node_rank", "1", "h.py"], "has no option --node_rank; write --node-rank"),
         (["-m", "--standalone", "h"], "has no option --standalone; leave it out"),
-        (["--hostfile", "hosts", "h.py"], "with a oneaccord run on each host"),
+        (["-H", "node1:2", "h.py"], "has no option -H; write --on ssh --hosts node1:4,node2:4"),
     ],
 )
 def test_options_of_other_launchers_get_an_answer(capsys, given, said):

@@ -1,0 +1,197 @@
+"""``oneaccord run --on``: one job on several hosts, which are addresses of this one here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import host_launcher_here
+from support.on_hosts import ADDS, LOOPS, Runner, await_gone, holders
+
+A, B = "127.0.0.5", "127.0.0.6"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Runner]:
+    path = os.pathsep.join([host_launcher_here.install(tmp_path / "plugin"), *filter(None, sys.path)])
+    runner = Runner(tmp_path, ["--on", "here"], {"PYTHONPATH": path})
+    yield runner
+    runner.close()
+
+
+def test_hosts_share_out_ranks_and_print_once(here: Runner) -> None:
+    code, out, err = here.run(ADDS, "word", words=["-n", "3"])
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [
+        "[0] rank 0 of 3 is 0 on 0: 6 ['word']",
+        "[1] rank 1 of 3 is 1 on 0: 6 ['word']",
+        "[2] rank 2 of 3 is 0 on 1: 6 ['word']",
+    ]
+
+
+def test_hosts_file_and_per_host_say_who_gets_what(here: Runner) -> None:
+    file = here.folder / "hosts"
+    file.write_text(f"# two of them\n{A} slots=4\n{B}:4  # the second\n")
+    code, out, _ = here.run(ADDS, "x", words=["-n", "2", "--hostfile", str(file), "--per-host", "1"])
+    assert code == 0
+    assert sorted(out.splitlines()) == ["[0] rank 0 of 2 is 0 on 0: 3 ['x']", "[1] rank 1 of 2 is 0 on 1: 3 ['x']"]
+
+
+def test_hosts_one_host_alone_needs_no_address(here: Runner) -> None:
+    code, out, err = here.run(ADDS, "x", words=["-n", "1", "--no-prefix", "--hosts", f"{A}:1"])
+    assert (code, out, err) == (0, "rank 0 of 1 is 0 on 0: 1 ['x']\n", "")
+
+
+def test_hosts_greeting_of_a_login_shell_is_ignored(here: Runner) -> None:
+    shell = 'shell=echo "Welcome to $0"; echo motd >&2; exec "$@"'
+    code, out, err = here.run(ADDS, "x", words=["-n", "3", "--option", shell])
+    assert (code, len(out.splitlines()), "Welcome" in out + err) == (0, 3, False)
+
+
+def test_hosts_exception_has_one_report_with_its_host(here: Runner) -> None:
+    job = here.start(LOOPS, words=["-n", "4", "--per-host", "1", "--hosts", f"{A}:1,{B}:1,127.0.0.7:1,127.0.0.8:1"])
+    pids = job.ranks(4)
+    job.fail()
+    code, _, err = job.finish()
+    assert code == 1
+    assert err.count("failed first") == 1
+    assert f"oneaccord run: rank 1 failed first: exit code 1 on {B}\n" in err
+    assert "oneaccord run: ranks 0, 2-3 failed after it" in err
+    assert err.endswith("ValueError: asked to fail\n")
+    await_gone(pids)
+
+
+def test_hosts_exit_code_is_that_of_the_rank(here: Runner) -> None:
+    code, _, err = here.run("import os, sys; sys.exit(7 if os.environ['RANK'] == '2' else 0)", words=["-n", "3"])
+    assert (code, f"rank 2 failed first: exit code 7 on {B}" in err) == (7, True)
+
+
+def test_hosts_rank_that_computes_is_ended_after_a_failure(here: Runner) -> None:
+    program = """
+    import os, signal, time
+    if os.environ["RANK"] == "3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(3600)
+    """
+    code, _, err = here.run(program, words=["-n", "4"])
+    assert code == 137
+    assert f"rank 3 failed first: killed by SIGKILL on {B}" in err
+    assert "ranks 0-2 were ended because of it" in err
+
+
+def test_hosts_keep_going_lets_other_hosts_be(here: Runner) -> None:
+    program = "import os, sys; sys.exit(os.environ['RANK'] == '0')"
+    code, _, err = here.run(program, words=["-n", "3", "--keep-going"])
+    assert (code, "1 rank failed, and all others ended well" in err) == (0, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_hosts_signal_to_the_driver_ends_all(here: Runner, number: signal.Signals) -> None:
+    job = here.start(LOOPS, words=["-n", "4"])
+    pids = job.ranks(4)
+    os.kill(job.pid, number)
+    code, _, err = job.finish()
+    assert (code, f"ended by {number.name}" in err) == (128 + number, True)
+    await_gone(pids)
+
+
+def test_hosts_killed_driver_leaves_nothing(here: Runner) -> None:
+    job = here.start(LOOPS, words=["-n", "4"])
+    pids = [*job.ranks(4), *job.children()]
+    os.kill(job.pid, signal.SIGKILL)
+    assert job.finish()[0] == -signal.SIGKILL
+    await_gone(pids)
+
+
+def test_hosts_lost_host_is_named(here: Runner) -> None:
+    job = here.start(LOOPS, words=["-n", "4"])
+    pids = job.ranks(4)
+    os.kill(job.children()[1], signal.SIGKILL)
+    code, _, err = job.finish()
+    assert code == 137
+    assert f"rank 2 failed first: its host {B} was lost: sh ended (killed by SIGKILL)" in err
+    await_gone(pids)
+
+
+def test_hosts_secret_is_with_the_ranks_alone(here: Runner) -> None:
+    job = here.start(LOOPS, words=["-n", "4"], ONEACCORD_SECRET="5e" * 32)
+    pids = job.ranks(4)
+    assert job.secret() != "5e" * 32
+    assert holders(job.secret()) <= set(pids)
+    job.stop()
+    assert job.finish()[0] == 0
+
+
+def test_hosts_two_jobs_at_once(here: Runner) -> None:
+    jobs = [here.start(LOOPS, words=["-n", "3"], name=name) for name in ("one", "two")]
+    for job in jobs:
+        job.ranks(3)
+        job.stop()
+    for job in jobs:
+        code, out, _ = job.finish()
+        assert (code, sorted(out.splitlines())) == (0, [f"[{rank}] rank {rank} is done" for rank in range(3)])
+
+
+ELASTIC = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import oneaccord as oa
+
+@oa.elastic(state=lambda: {"step": 0})
+def train(group, generation, state):
+    while state["step"] < 40:
+        group.all_reduce(np.ones(4))
+        state["step"] += 1
+        state.commit()
+        if state["step"] == 20 and generation == 0 and group.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return generation, group.world_size
+
+print(*train())
+"""
+
+
+def test_hosts_killed_rank_is_replaced(here: Runner) -> None:
+    code, out, err = here.run(ELASTIC, words=["-n", "4", "--max-restarts", "1"])
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{rank}] 1 4" for rank in range(4)]
+    assert "rank 3 failed (killed by SIGKILL), and another one comes in its place: restart 1 of 1" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "sssh"], "there is no launcher 'sssh'"),
+        (["--on", "ray"], "there is no launcher 'ray'; install it: pip install \"oneaccord[ray]\""),
+        (["--on", "broken"], "the launcher 'broken' cannot be used here: the moon is full; try: pip install moon"),
+        (["-n", "5"], f"5 ranks do not fit on these hosts ({A}: 2, {B}: 2)"),
+        (["--nnodes", "2"], "with --on here leave them out"),
+        (["--max-ranks", "6"], "spares are for one host"),
+        (["--option", "nope=1"], "takes KEY=VALUE with one of these keys: hosts, shell"),
+        (["--hosts", "a:0"], "'a:0' is no host"),
+        (["--hosts", "a:1", "--hostfile", "f"], "give one of them"),
+        (["--hostfile", "/nowhere"], "the hosts file /nowhere cannot be read"),
+        (["--option", "folder=/nowhere"], ": the working directory /nowhere cannot be entered there"),
+        (
+            ["--option", "shell=echo locked >&2; exit 5"],
+            "cannot be reached, or has no oneaccord: sh ended (exit code 5): locked",
+        ),
+        (["--backend", "simulated"], ": the backend 'simulated' starts the ranks itself"),
+    ],
+)
+def test_hosts_what_cannot_be_is_refused(here: Runner, words: list[str], message: str) -> None:
+    code, out, err = here.run(ADDS, words=["-n", "4", *words])
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("error: ")
+
+
+def test_hosts_options_without_on_are_refused(here: Runner) -> None:
+    here.words = []
+    code, _, err = here.run(ADDS, words=["-n", "2", "--hosts", "a:2"])
+    assert (code, "--hosts is for a launcher on other hosts" in err) == (2, True)
