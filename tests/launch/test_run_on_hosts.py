@@ -167,7 +167,6 @@ def test_hosts_killed_rank_is_replaced(here: Runner) -> None:
     ("words", "message"),
     [
         (["--on", "sssh"], "there is no launcher 'sssh'"),
-        (["--on", "ray"], "there is no launcher 'ray'; install it: pip install \"oneaccord[ray]\""),
         (["--on", "broken"], "the launcher 'broken' cannot be used here: the moon is full; try: pip install moon"),
         (["-n", "5"], f"5 ranks do not fit on these hosts ({A}: 2, {B}: 2)"),
         (["--nnodes", "2"], "with --on here leave them out"),
