@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +13,8 @@ import pytest
 
 from oneaccord.cli.main import main
 from oneaccord.config.plugins.installed import COMMAND_GROUP
-from oneaccord.local import starting
+from oneaccord.errors import UsageError
+from oneaccord.local import counting, starting
 from oneaccord.local.launching import Launch
 
 Started = list[tuple[Launch, dict[str, str | None]]]
@@ -56,6 +59,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
             Launch("s.py", fork=False),
             {"backend": "tcp", "config": "f.toml", "record": "-d"},
         ),
+        (["-n", "auto", "s.py"], Launch("s.py"), {"is_auto": True}),
+        (["--stdin", "all", "--log-dir", "d", "s.py"], Launch("s.py", stdin="all", log_dir="d"), {}),
     ],
 )
 def test_words_of_run_describe_this_job(started: Started, given: list[str], job: Launch, choices: dict[str, str]):
@@ -89,7 +94,7 @@ def test_the_help_of_run_groups_its_options(capsys, monkeypatch: pytest.MonkeyPa
     page = capsys.readouterr().out
     assert ended.value.code == 0
     titles = [line for line in page.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == ["basic:", "several hosts:", "elastic jobs:", "output:"]
+    assert titles == ["basic:", "several hosts:", "elastic jobs:", "input and output:"]
     assert page.index("basic:") < page.index("--config") < page.index("several hosts:") < page.index("--nnodes N")
     assert "--nproc" not in page
 
@@ -102,7 +107,6 @@ def test_the_help_of_run_groups_its_options(capsys, monkeypatch: pytest.MonkeyPa
         (["-x", "A", "h.py"], "has no option -x; leave it out"),
         (["--backend", "tcp", "--nproc-per-node=4", "h.py"], "has no option --nproc-per-node; write -n NUMBER"),
         (["--nproc_per_node", "4", "h.py"], "has no option --nproc_per_node; write -n NUMBER"),
-        (["-n", "auto", "h.py"], "'auto' is no number of ranks; this host has"),
         (["--node_rank", "1", "h.py"], "has no option --node_rank; write --node-rank"),
         (["-m", "--standalone", "h"], "has no option --standalone; leave it out"),
         (["-H", "node1:2", "h.py"], "has no option -H; write --on ssh --hosts node1:4,node2:4"),
@@ -111,6 +115,48 @@ def test_the_help_of_run_groups_its_options(capsys, monkeypatch: pytest.MonkeyPa
 def test_options_of_other_launchers_get_an_answer(capsys, given, said):
     assert main(["run", *given]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_auto_starts_a_rank_for_each_processor(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h.py").write_text("")
+    monkeypatch.setattr("oneaccord.local.counting.processors", lambda: 3)
+    jobs: list[Launch] = []
+    monkeypatch.setattr("oneaccord.local.processes.run_job", lambda job, *_: len(jobs.append(job) or jobs))
+    assert main(["run", "-n", "auto", "--backend", "tcp", "h.py"]) == 1
+    assert jobs[0].ranks == 3
+    assert capsys.readouterr().err == "oneaccord run: -n auto: 3 ranks, one for each processor that this process may use\n"
+    assert main(["run", "-n", "auto", "--nnodes", "2", "--rendezvous", "h:1", "--run-id", "a", "--backend", "tcp", "h.py"]) == 2
+    assert "-n auto counts for one host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        ("print(0)", "-n auto: the backend 'nccl' needs GPUs, and this process sees none; give the number"),
+        (
+            "raise OSError('libcuda.so.1: no')",
+            "-n auto: the GPUs of this host cannot be counted: OSError: libcuda.so.1: no; give",
+        ),
+    ],
+)
+def test_auto_without_gpus_is_refused_for_nccl(monkeypatch, driver, said):
+    monkeypatch.setattr(counting, "_COUNT_GPUS", driver)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        counting.count_ranks("nccl", os.environ)
+
+
+def test_auto_counts_the_gpus_for_nccl(monkeypatch):
+    monkeypatch.setattr(counting, "_COUNT_GPUS", "print(4)")
+    assert counting.count_ranks("nccl", os.environ) == (4, "one for each GPU that this process sees")
+
+
+@pytest.mark.parametrize("option", [["--stdin", "1"], ["--log-dir", "d"]])
+def test_a_backend_that_starts_ranks_itself_refuses(capsys, monkeypatch, tmp_path, option):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h.py").write_text("")
+    assert main(["run", "-n", "2", "--backend", "simulated", *option, "h.py"]) == 2
+    assert f"the backend 'simulated' starts the ranks itself, and has no option {option[0]}" in capsys.readouterr().err
 
 
 def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp_path):

@@ -55,7 +55,7 @@ def guards_of(launcher: int) -> set[int]:
 
 
 def test_nobody_gets_the_number_of_a_rank_whose_group_may_still_be_signalled() -> None:
-    leader = Spawned(["sh", "-c", "sleep 60 & exit 3"], dict(os.environ), None, ())
+    leader = Spawned(["sh", "-c", "sleep 60 & exit 3"], dict(os.environ), 0, ())
     assert leader.wait() == 3
     (child,) = left_in_group(leader.pid)
     assert Path(f"/proc/{leader.pid}").exists()  # a zombie has its number still

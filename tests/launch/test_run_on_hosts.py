@@ -170,6 +170,7 @@ def test_hosts_killed_rank_is_replaced(here: Runner) -> None:
         (["--on", "broken"], "the launcher 'broken' cannot be used here: the moon is full; try: pip install moon"),
         (["-n", "5"], f"5 ranks do not fit on these hosts ({A}: 2, {B}: 2)"),
         (["--nnodes", "2"], "with --on here leave them out"),
+        (["--stdin", "1"], "ranks on other hosts read nothing"),
         (["--max-ranks", "6"], "spares are for one host"),
         (["--option", "nope=1"], "takes KEY=VALUE with one of these keys: hosts, shell"),
         (["--hosts", "a:0"], "'a:0' is no host"),
@@ -190,7 +191,15 @@ def test_hosts_what_cannot_be_is_refused(here: Runner, words: list[str], message
     assert err.startswith("error: ")
 
 
-def test_hosts_options_without_on_are_refused(here: Runner) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-n", "2", "--per-host", "2"], "--per-host is for a launcher on other hosts: name it by --on"),
+        (["-n", "2", "--hosts", "a:2", "--option", "nope=1"], "the launcher 'ssh' takes KEY=VALUE"),
+    ],
+    ids=["needs --on", "ssh without --on"],
+)
+def test_hosts_options_without_on_are_for_ssh(here: Runner, words: list[str], message: str) -> None:
     here.words = []
-    code, _, err = here.run(ADDS, words=["-n", "2", "--hosts", "a:2"])
-    assert (code, "--hosts is for a launcher on other hosts" in err) == (2, True)
+    code, _, err = here.run(ADDS, words=words)
+    assert (code, message in err) == (2, True), err

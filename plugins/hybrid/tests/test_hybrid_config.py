@@ -12,6 +12,8 @@ from support.worlds import must, thread_world
 import oneaccord as oa
 from oneaccord.api import BackendUnavailableError, ConfigError, install_command
 from oneaccord.config import load
+from oneaccord.config.plugins.manager import PluginManager
+from oneaccord_hybrid.gpus import Gpus, gpus_here, have_one_each
 
 
 def config(**routes: Any) -> dict[str, Any]:
@@ -42,13 +44,50 @@ def test_routes_that_make_no_sense_are_refused_in_words(routes: dict[str, Any], 
     assert str(caught.value).startswith("config argument: backends.hybrid.routes")
 
 
-def test_without_a_table_of_routes_there_is_nothing_to_compose() -> None:
-    with pytest.raises(
-        ConfigError, match=r"backends\.hybrid\.routes is missing.* such as \{ cpu = \"tcp\", cuda = \"nccl\" \}"
-    ):
-        load({"backend": "hybrid"}, environ={}).backend_config("hybrid")
+def test_without_a_table_of_routes_shm_is_inside_hosts_and_tcp_between_them() -> None:
+    found: Any = load({"backend": "hybrid"}, environ={}).backend_config("hybrid")
+    assert found.routes.model_dump(exclude_none=True) == {"intra": "shm", "inter": "tcp"}
     with pytest.raises(ConfigError, match=r"routes = 'tcp': expected a table\..* such as \{ cpu = \"tcp\""):
         load({"backends": {"hybrid": {"routes": "tcp"}}}, environ={}).backend_config("hybrid")
+
+
+@pytest.mark.parametrize("missing", ["shm", "tcp"])
+def test_without_a_table_of_routes_a_part_that_is_missing_is_named(missing: str) -> None:
+    with pytest.raises(oa.PluginError, match=f"routes.*'{missing}'.*no:oneaccord-{missing}"):
+        load({"backend": "hybrid", "plugins": [f"no:oneaccord-{missing}"]}, environ={}, manager=PluginManager()).runnable(
+            "hybrid"
+        )
+
+
+@pytest.mark.parametrize(
+    ("cards", "hosts", "each"),
+    [
+        ([Gpus(0)], [0], False),
+        ([Gpus(1)], [0], True),
+        ([Gpus(1), Gpus(1)], [0, 0], False),
+        ([Gpus(1), Gpus(1)], [0, 1], True),
+        ([Gpus(2), Gpus(2), Gpus(1)], [0, 0, 1], True),
+        ([Gpus(2), Gpus(2), Gpus(0)], [0, 0, 1], False),
+        ([Gpus(1, "0"), Gpus(1, "1")], [0, 0], True),
+        ([Gpus(1, "0"), Gpus(0, "-1")], [0, 0], False),
+    ],
+)
+def test_gpus_have_a_route_if_each_rank_has_one(cards: list[Gpus], hosts: list[int], each: bool) -> None:
+    assert have_one_each(cards, hosts) is each
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 2), ("", 0), ("1", 1), ("0,1", 2), ("0,-1,1", 1), ("-1", 0), ("0,1,2", 2)]
+)
+def test_gpus_are_those_of_the_driver_that_are_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, count: int
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus_here(tmp_path) == Gpus(count, visible or "")
 
 
 def test_routes_may_stand_in_variables() -> None:

@@ -10,12 +10,7 @@ from support.fault_tools import Nursery, Ranks
 
 
 def by_place(nursery: Nursery, program: str) -> contextlib.AbstractContextManager[Ranks]:
-    variables = {
-        "ONEACCORD_BACKEND": "hybrid",
-        "ONEACCORD_RANKS_PER_HOST": "2",
-        "ONEACCORD_BACKENDS__HYBRID__ROUTES__INTRA": "shm",
-        "ONEACCORD_BACKENDS__HYBRID__ROUTES__INTER": "tcp",
-    }
+    variables = {"ONEACCORD_BACKEND": "hybrid", "ONEACCORD_RANKS_PER_HOST": "2"}  # shm and tcp, as without a table of routes
     return nursery.ranks(program, 4, **variables)
 
 

@@ -63,6 +63,9 @@ _OF_OTHERS: Final = {
 """What torchrun's and mpirun's options are called here."""
 
 
+_AUTO: Final = "auto"
+
+
 class _OfAnother(argparse.Action):
     """An option of another launcher: it is refused, with what it is called here."""
 
@@ -84,13 +87,15 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"oneaccord run has no option {name}; {f'write {close[0]}' if close else 'see: oneaccord run --help'}")
 
 
-def _number_of_ranks(text: str) -> int:
+def _number_of_ranks(text: str) -> int | str:
+    if text == _AUTO:
+        return text
     try:
         return int(text)
     except ValueError:
         count = processors()
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of ranks; this host has {count} processors for them, as in: oneaccord run -n {count}"
+            f"{text!r} is no number of ranks; this host has {count} processors for them, as in: oneaccord run -n {count}, or -n auto"
         ) from None
 
 
@@ -119,7 +124,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     # The first word that is no option, and all behind it, --help included.
     text = "A Python script, or with -m a module, and its arguments, passed on untouched."
     basic.add_argument("words", nargs=argparse.PARSER, metavar="SCRIPT", help=text)
-    text = "How many ranks to start on this host; 1 unless given."
+    text = "How many ranks to start on this host; 1 unless given. auto: as many as this process may use processors, or with the backend nccl, GPUs."
     basic.add_argument("-n", "--ranks", type=_number_of_ranks, metavar="N", help=text)
     text = "Run a module by its name, as python -m does."
     basic.add_argument("-m", "--module", dest="is_module", action="store_true", help=text)
@@ -131,6 +136,32 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     basic.add_argument("--no-fork", dest="fork", action="store_false", help=text)
     basic.add_argument("-h", "--help", action="help", help="Show this page and exit.")
 
+    _add_options_of_hosts(parser)
+
+    elastic = parser.add_argument_group("elastic jobs")
+    text = "Let the other ranks continue when one fails, as programs do that call Group.shrink()."
+    elastic.add_argument("--keep-going", action="store_true", help=text)
+    text = "How many ranks that fail are replaced, in all; for programs of oneaccord.elastic."
+    elastic.add_argument("--max-restarts", type=int, metavar="N", help=text)
+    text = "With how many ranks at least the job continues after a failure."
+    elastic.add_argument("--min-ranks", type=int, metavar="N", help=text)
+    text = "With how many at most; those beyond -n are started as spares, and come in after a failure."
+    elastic.add_argument("--max-ranks", type=int, metavar="N", help=text)
+
+    output = parser.add_argument_group("input and output")
+    text = "Which rank reads the standard input: its number, all (each gets a copy), or none; 0 unless given."
+    output.add_argument("--stdin", metavar="RANK|all|none", help=text)
+    text = "Where to write what each rank prints, besides showing it: rank-N.out and rank-N.err, which must not exist yet."
+    output.add_argument("--log-dir", metavar="DIR", help=text)
+    text = "Do not begin each line of output with its rank."
+    output.add_argument("--no-prefix", dest="prefix", action="store_false", help=text)
+    text = "Where each rank writes its last calls when the job fails, at SIGUSR1, and at its end, for `oneaccord explain`."
+    output.add_argument("--record", metavar="DIR", help=text)
+    text = "Say why ranks are not forked, if they cannot be."
+    output.add_argument("-v", "--verbose", action="store_true", help=text)
+
+
+def _add_options_of_hosts(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group("several hosts")
     text = "How many hosts run the job, each with its own `oneaccord run`; 1 unless given."
     hosts.add_argument("--nnodes", dest="nodes", type=int, default=1, metavar="N", help=text)
@@ -143,32 +174,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
     text = "The launcher that starts the ranks on other hosts, such as ssh or slurm; then -n counts the ranks of all hosts. `oneaccord doctor` lists them."
     hosts.add_argument("--on", metavar="NAME", help=text)
-    text = "With --on: the hosts, and how many ranks each takes; the rank 0 is on the first."
+    text = (
+        "The hosts, and how many ranks each takes; rank 0 is on the first. They are reached by ssh, unless --on says otherwise."
+    )
     hosts.add_argument("--hosts", metavar="HOST:N,...", help=text)
-    text = "With --on: a file with a host on each line, as HOST:N or HOST slots=N."
+    text = "A file with a host on each line, as HOST:N or HOST slots=N, in the place of --hosts."
     hosts.add_argument("--hostfile", metavar="FILE", help=text)
     text = "With --on: how many ranks each host gets; as many as fit unless given."
     hosts.add_argument("--per-host", type=int, metavar="N", help=text)
     text = "With --on: an option of the launcher, such as user=ada; may be given several times."
     hosts.add_argument("--option", dest="options", action="append", default=[], metavar="KEY=VALUE", help=text)
-
-    elastic = parser.add_argument_group("elastic jobs")
-    text = "Let the other ranks continue when one fails, as programs do that call Group.shrink()."
-    elastic.add_argument("--keep-going", action="store_true", help=text)
-    text = "How many ranks that fail are replaced, in all; for programs of oneaccord.elastic."
-    elastic.add_argument("--max-restarts", type=int, metavar="N", help=text)
-    text = "With how many ranks at least the job continues after a failure."
-    elastic.add_argument("--min-ranks", type=int, metavar="N", help=text)
-    text = "With how many at most; those beyond -n are started as spares, and come in after a failure."
-    elastic.add_argument("--max-ranks", type=int, metavar="N", help=text)
-
-    output = parser.add_argument_group("output")
-    text = "Do not begin each line of output with its rank."
-    output.add_argument("--no-prefix", dest="prefix", action="store_false", help=text)
-    text = "Where each rank writes its last calls when the job fails, at SIGUSR1, and at its end, for `oneaccord explain`."
-    output.add_argument("--record", metavar="DIR", help=text)
-    text = "Say why ranks are not forked, if they cannot be."
-    output.add_argument("-v", "--verbose", action="store_true", help=text)
 
 
 def run(words: Sequence[str]) -> int:
@@ -189,9 +204,11 @@ def run(words: Sequence[str]) -> int:
     program: list[str] = given.pop("words")
     # Versions of Python differ in whether a -- before the program is left there.
     target, *args = program[1:] if program[0] == "--" else program
-    choices = {name: given.pop(name) for name in ("backend", "config", "record", "run_id")}
+    choices: dict[str, Any] = {name: given.pop(name) for name in ("backend", "config", "record", "run_id")}
     elsewhere = {name: given.pop(name) for name in ("on", "hosts", "hostfile", "per_host", "options")}
-    if given["ranks"] is None:
+    if given["ranks"] == _AUTO:
+        given["ranks"], choices["is_auto"] = 1, True
+    elif given["ranks"] is None:
         given["ranks"] = 1
         if given["nodes"] == 1:
             _warn_of_options_behind(target, args)
@@ -200,6 +217,8 @@ def run(words: Sequence[str]) -> int:
     from oneaccord.local.starting import start
 
     job = Launch(target, args=tuple(args), **given)
+    if elsewhere["on"] is None and (elsewhere["hosts"] or elsewhere["hostfile"]):
+        elsewhere["on"] = "ssh"
     if elsewhere["on"] is not None:
         from oneaccord.engines.starting import start_on
 
@@ -207,7 +226,7 @@ def run(words: Sequence[str]) -> int:
     for name, value in elsewhere.items():
         if value:
             option = {"options": "--option"}.get(name, f"--{name.replace('_', '-')}")
-            raise UsageError(f"{option} is for a launcher on other hosts: give --on ssh, or another one, too")
+            raise UsageError(f"{option} is for a launcher on other hosts: name it by --on")
     return start(job, **choices)
 
 

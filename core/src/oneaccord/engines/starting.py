@@ -33,6 +33,7 @@ def start_on(
     config: str | None = None,
     record: str | None = None,
     run_id: str | None = None,
+    is_auto: bool = False,
 ) -> int:
     """Start the ranks of a job on the hosts of a launcher, wait for their end, and return the exit code.
 
@@ -44,7 +45,7 @@ def start_on(
         The name of the launcher.
     hosts, hostfile, per_host, options
         What the options of these names say; None or empty if they are not given.
-    backend, config, record, run_id
+    backend, config, record, run_id, is_auto
         As for `oneaccord.local.starting.start`.
 
     Raises
@@ -54,6 +55,10 @@ def start_on(
     RendezvousError, DeadlineError
         As for `oneaccord.engines.hosts.run_on_hosts`.
     """
+    if is_auto:
+        raise UsageError(f"-n auto counts the processors of one host; with --on {on} give the number of ranks of all hosts")
+    if job.stdin not in (None, "none"):
+        raise UsageError(f"--stdin {job.stdin} with --on {on}: ranks on other hosts read nothing; leave it out, and read files")
     if job.ranks < 1:
         raise InvalidWorldSizeError(f"-n {job.ranks}: a job has at least one rank; give -n 1 or more")
     if per_host is not None and per_host < 1:

@@ -55,19 +55,13 @@ class Spawned:
         It cannot be started.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        stdin: IO[bytes] | socket.socket | None,
-        handed_over: Sequence[int],
-    ) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], stdin: int, handed_over: Sequence[int]) -> None:
         # A function between fork and exec is safe if no other thread can hold a lock.
         is_alone = sys.platform.startswith("linux") and threading.active_count() == 1
         self._process = subprocess.Popen(
             command,
             env=environ,
-            stdin=stdin.fileno() if stdin is not None else None,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=handed_over,

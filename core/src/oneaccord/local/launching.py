@@ -50,6 +50,10 @@ class Launch:
         If all three are None, no rank comes later.
     grace_s
         How long ranks may take to end after a signal to the launcher; None for its default.
+    stdin
+        Which rank reads the launcher's standard input: its number, ``all`` or ``none``; None for rank 0.
+    log_dir
+        The folder for a file of each output of each rank; None for none.
     """
 
     target: str
@@ -70,6 +74,8 @@ class Launch:
     min_ranks: int | None = None
     max_ranks: int | None = None
     grace_s: float | None = None
+    stdin: str | None = None
+    log_dir: str | None = None
 
     @property
     def is_elastic(self) -> bool:
@@ -91,6 +97,12 @@ class Launch:
         """The ranks of this host."""
         first = self.node_rank * self.ranks if self.first_rank is None else self.first_rank
         return range(first, first + self.ranks)
+
+    @property
+    def reader(self) -> str:
+        """Which rank reads the standard input: its number without leading zeros, ``all`` or ``none``."""
+        given = self.stdin or "0"
+        return str(int(given)) if given.isdigit() else given
 
     @property
     def spares(self) -> int:
@@ -122,6 +134,7 @@ class Launch:
             )
         if self.is_elastic:
             self._validate_elastic()
+        self._validate_stdin()
         if self.rendezvous is not None:
             from oneaccord.launchers import parse_address  # most jobs need no address
 
@@ -141,6 +154,14 @@ class Launch:
                 file=Variable.SECRET,
             )
         self._find_program()
+
+    def _validate_stdin(self) -> None:
+        if self.stdin in (None, "all", "none"):
+            return
+        last = max(self.world_size, self.most) - 1
+        if not (self.stdin.isascii() and self.stdin.isdigit() and int(self.stdin) <= last):
+            ranks = "the number of a rank, which here can only be 0" if last == 0 else f"the number of a rank, 0 to {last}"
+            raise UsageError(f"--stdin {self.stdin}: give {ranks}, or all, or none")
 
     def _validate_elastic(self) -> None:
         fewest = 1 if self.min_ranks is None else self.min_ranks

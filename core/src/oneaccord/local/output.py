@@ -8,6 +8,10 @@ import select
 import stat
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oneaccord.local.logs import Log
 
 __all__ = ["Screen", "Stream", "screens"]
 
@@ -115,13 +119,16 @@ class Stream:
         The text before each line; if it is empty, the bytes pass unchanged.
     patience_s
         Seconds for which an incomplete line is held back.
+    log
+        Where the bytes go as well, as they come.
     """
 
-    def __init__(self, screen: Screen, fd: int, prefix: bytes, patience_s: float) -> None:
+    def __init__(self, screen: Screen, fd: int, prefix: bytes, patience_s: float, log: Log | None = None) -> None:
         self._screen = screen
         self._fd = fd
         self._prefix = prefix
         self._patience_s = patience_s
+        self._log = log
         self._held = b""
         self._returned = False
         """Whether the last byte written was a carriage return: the next line needs its prefix again."""
@@ -138,6 +145,8 @@ class Stream:
         data
             The bytes.
         """
+        if self._log is not None:
+            self._log.write(data)
         self.tail += data[-_TAIL_BYTES:]
         del self.tail[:-_TAIL_BYTES]
         if self._returned and not self._held and data.startswith(b"\n"):

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from pathlib import Path
 from typing import IO, Self, cast
 
 from oneaccord.common.ranks import show_ranks
@@ -36,10 +35,12 @@ from oneaccord.local.groups import (
 )
 from oneaccord.local.guard import Guard, guarded
 from oneaccord.local.launching import Launch
+from oneaccord.local.logs import Logs
 from oneaccord.local.meeting_place import MeetingPlace, arrange_meeting
 from oneaccord.local.orphans import Orphans
 from oneaccord.local.output import Stream, screens
 from oneaccord.local.owner import Owner
+from oneaccord.local.stdin import StandardInput
 from oneaccord.local.variables import shared_variables, with_hash_seed
 
 __all__ = ["run_job"]
@@ -131,6 +132,8 @@ class _Launcher:
         for screen in self._screens:
             screen.wait = self._wait_to_write
         self._selector = selectors.DefaultSelector()
+        self._input = StandardInput(job.reader, self._selector)
+        self._logs: Logs | None = None
         self._children: list[Child] = []
         self._streams: set[Stream] = set()
         self._to_send: deque[tuple[float, signal.Signals | None]] = deque()
@@ -147,6 +150,7 @@ class _Launcher:
 
     def __enter__(self) -> Self:
         self._cleanup.enter_context(self._selector)
+        self._cleanup.callback(self._input.close)
         self._orphans = Orphans((each.pid for each in (self._guard, self._server) if each is not None), adopts=self._is_alone)
         self._cleanup.callback(self._orphans.close)
         handled = nullcontext(self._owner.signals) if self._owner is not None else signals_as_bytes(_PASSED_ON)
@@ -175,6 +179,9 @@ class _Launcher:
         """Start all ranks, and the spares of an elastic job."""
         job = self._job
         self._meeting, self._environ = meeting, environ
+        first = job.local_ranks[0]
+        if job.log_dir is not None:
+            self._logs = Logs(job.log_dir, range(first, first + job.ranks + job.spares), self._say)
         if self._elastic is not None:
             self._elastic.enroll(job.ranks + job.spares)
         for local_rank in range(job.ranks + job.spares):
@@ -185,6 +192,7 @@ class _Launcher:
                     f"rank {job.local_ranks[0] + local_rank} of {job.world_size} could not be started: {error}; start fewer ranks, or raise the "
                     "limits of this host (ulimit -n, ulimit -u)"
                 ) from error
+        self._input.start()
         if meeting.listener is not None and not job.is_elastic:
             # Rank 0 holds it now. Were it open here too, connections would still be taken, and never answered, after rank 0's end.
             meeting.listener.close()
@@ -198,30 +206,32 @@ class _Launcher:
         variables = meeting.variables(job, local_rank, self._environ, elastic) | {Variable.ERROR_FILE: str(path)}
         holds = meeting.listener is not None and (rank == 0 or job.is_elastic)
         handed_over = (meeting.listener.fileno(),) if holds and meeting.listener is not None else ()
-        process = self._process(variables, handed_over, local_rank)
+        logs = (None, None) if self._logs is None else self._logs.begin(rank)
+        process = self._process(rank, variables, handed_over, local_rank)
         self._orphans.ours.add(process.pid)
         self._guard.add(process.pid)
         digits = len(str(max(job.world_size, job.most) - 1))
         prefix = f"[{rank:>{digits}}] ".encode() if job.prefix else b""
         assert process.stdout is not None
         assert process.stderr is not None
-        self._read(process.stdout, Stream(self._screens[0], 1, prefix, _PATIENCE_S))
-        stderr = Stream(self._screens[1], 2, prefix, _PATIENCE_S)
+        self._read(process.stdout, Stream(self._screens[0], 1, prefix, _PATIENCE_S, logs[0]))
+        stderr = Stream(self._screens[1], 2, prefix, _PATIENCE_S, logs[1])
         self._read(process.stderr, stderr)
         self._children.append(Child(rank, process, path, stderr, is_newcomer))
 
-    def _process(self, variables: Mapping[str, str], handed_over: tuple[int, ...], local_rank: int) -> Spawned | ForkedRank:
-        """Start a process, by the server where it can. Rank 0 reads what is typed, as under mpirun; the others read nothing.
+    def _process(
+        self, rank: int, variables: Mapping[str, str], handed_over: tuple[int, ...], local_rank: int
+    ) -> Spawned | ForkedRank:
+        """Start a process, by the server where it can.
 
         A session of its own, and so a process group: signals reach the rank's own children as well, and the terminal's Ctrl-C reaches the
         launcher alone, which passes it on once.
         """
         job = self._job
         given = None if self._owner is None else self._owner.stdin[local_rank]
-        is_typed = given is not None or (job.node_rank == 0 and local_rank == 0)
-        with nullcontext(given) if is_typed else Path(os.devnull).open("rb") as stdin:
+        with self._input.of(rank) if given is None else nullcontext(given.fileno()) as stdin:
             if self._server is not None and self._server.open:
-                forked = self._server.fork(job.words, variables, 0 if stdin is None else stdin.fileno(), handed_over)
+                forked = self._server.fork(job.words, variables, stdin, handed_over)
                 if forked is not None:
                     return forked
             return Spawned(job.command(), variables, stdin, handed_over)

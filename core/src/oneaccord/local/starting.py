@@ -29,7 +29,13 @@ __all__ = ["completed_for_host", "start"]
 
 @all_signals()
 def start(
-    job: Launch, backend: str | None = None, config: str | None = None, record: str | None = None, run_id: str | None = None
+    job: Launch,
+    backend: str | None = None,
+    config: str | None = None,
+    record: str | None = None,
+    run_id: str | None = None,
+    *,
+    is_auto: bool = False,
 ) -> int:
     """Start the ranks, wait for their end, and return the exit code: 130 if Ctrl-C came before there was anybody to hear of it.
 
@@ -39,6 +45,8 @@ def start(
         What the command line says of the job; what it leaves out comes from the configuration.
     backend, config, record, run_id
         The options of these names, for the ranks; None if one is not given.
+    is_auto
+        Whether to start as many ranks as this host has room for, in place of the job's number.
 
     Raises
     ------
@@ -59,7 +67,7 @@ def start(
     # With several hosts the seed is made of the secret, which the configuration may name.
     if job.nodes == 1 or environ.get(Variable.SECRET):
         environ = with_hash_seed(environ)
-        if job.fork:
+        if job.fork and not is_auto:  # the ranks' number is part of the variables that they share
             server = fork_server(job.target, job.is_module, shared_variables(job.ranks, environ))
     try:
         if config is not None:
@@ -69,6 +77,8 @@ def start(
         from oneaccord.local.resolve import resolve_launcher
 
         resolution = resolve_launcher(backend, config)
+        if is_auto:
+            job = _counted(job, resolution.backend, environ)
         job = _completed(job, resolution, environ, _choices(job, environ, backend, config, record, run_id))
         job.validate(environ)
         run = _starter(job, resolution, environ, server)
@@ -113,6 +123,17 @@ def _found(config: str) -> str:
     if not Path(config).is_file():
         raise ConfigError(f"--config {config}: there is no such file in {here()}", file="argument", key="config", value=config)
     return str(Path(config).resolve())
+
+
+def _counted(job: Launch, backend: str, environ: Mapping[str, str]) -> Launch:
+    """Return the job with as many ranks as this host has room for, and say how many these are."""
+    from oneaccord.local.counting import count_ranks
+
+    if job.nodes > 1:
+        raise UsageError("-n auto counts for one host, and with --nnodes each must start as many ranks: give the number")
+    count, why = count_ranks(backend, environ)
+    sys.stderr.write(f"oneaccord run: -n auto: {count} rank{'' if count == 1 else 's'}, {why}\n")
+    return replace(job, ranks=count)
 
 
 def _find_modules_beside(job: Launch) -> None:
@@ -178,6 +199,8 @@ def _request(job: Launch, resolution: Resolution, environ: Mapping[str, str]) ->
         "--min-ranks": job.min_ranks,
         "--max-ranks": job.max_ranks,
         "--grace": job.grace_s,
+        "--stdin": job.stdin,
+        "--log-dir": job.log_dir,
     }
     for option, value in of_processes.items():
         if value is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from oneaccord.api import Backend, BackendSpec, Bootstrap, ConfigError, Transport, UnsupportedError
 from oneaccord_hybrid.config import HybridConfig, Routes
+from oneaccord_hybrid.gpus import GPU_BACKEND, agreed
 from oneaccord_hybrid.routing import RoutedTransport, Way
 from oneaccord_hybrid.wrapping import PollingTransport, SharedTransport
 
@@ -62,6 +63,8 @@ class HybridBackend(Backend):
         config = bootstrap.config
         assert isinstance(config, HybridConfig)
         self._routes: Routes = config.routes
+        if config.is_default and not bootstrap.runtime.is_simulated and agreed(bootstrap):
+            self._routes = config.routes.model_copy(update={"cuda": GPU_BACKEND})
         self._rank = bootstrap.rank
         self._hosts = bootstrap.hosts
         self._runtime = bootstrap.runtime

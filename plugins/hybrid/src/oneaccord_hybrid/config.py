@@ -52,4 +52,15 @@ class Routes(BackendConfig):
 class HybridConfig(BackendConfig):
     """The table ``[backends.hybrid]``."""
 
-    routes: Routes = Field(description=f"The backend for each kind of call, {_EXAMPLES}.")
+    routes: Routes = Field(
+        default_factory=lambda: Routes(intra="shm", inter="tcp"),
+        description=(
+            f"The backend for each kind of call, {_EXAMPLES}. By default shm inside hosts and tcp between them, and nccl for arrays on GPUs if "
+            "it can run and each rank has a GPU."
+        ),
+    )
+
+    @property
+    def is_default(self) -> bool:
+        """Whether no table of routes was given."""
+        return "routes" not in self.model_fields_set
