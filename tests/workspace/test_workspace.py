@@ -138,6 +138,7 @@ def test_the_commands_of_the_lab_and_of_the_training_layers_are_found_by_entry_p
     assert table(repository / "conformance")["entry-points"] == {
         "oneaccord.commands": {
             "check": "oneaccord_conformance.commands.check:check",
+            "check.launcher": "oneaccord_conformance.commands.launcher:check_launcher",
             "plugin.new": "oneaccord_conformance.commands.plugin:new",
         }
     }
