@@ -52,6 +52,14 @@ def test_hosts_greeting_of_a_login_shell_is_ignored(here: Runner) -> None:
     assert (code, len(out.splitlines()), "Welcome" in out + err) == (0, 3, False)
 
 
+def test_hosts_module_where_a_login_begins_shadows_nothing(here: Runner) -> None:
+    home = here.folder / "home"
+    home.mkdir()
+    (home / "json.py").write_text('raise SystemExit("not this one")')
+    code, out, err = here.run(ADDS, "x", words=["-n", "3", "--option", f'shell=cd {home}; exec "$@"'])
+    assert (code, len(out.splitlines())) == (0, 3), err
+
+
 def test_hosts_exception_has_one_report_with_its_host(here: Runner) -> None:
     job = here.start(LOOPS, words=["-n", "4", "--per-host", "1", "--hosts", f"{A}:1,{B}:1,127.0.0.7:1,127.0.0.8:1"])
     pids = job.ranks(4)

@@ -150,7 +150,7 @@ def start_agent(launcher: HostLauncher, host: Host) -> subprocess.Popen[bytes]:
     RendezvousError
         There is no such command.
     """
-    command = launcher.command(host, [host.python, "-m", "oneaccord.engines.agent"])
+    command = launcher.command(host, [host.python, "-P", "-m", "oneaccord.engines.agent"])
     environ = {name: value for name, value in os.environ.items() if name != Variable.SECRET}
     try:
         return subprocess.Popen(
