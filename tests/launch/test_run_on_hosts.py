@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import host_launcher_here
-from support.on_hosts import ADDS, LOOPS, Runner, await_gone, holders
+from support.on_hosts import ADDS, LOOPS, WAIT_S, Runner, await_gone, holders
 
 A, B = "127.0.0.5", "127.0.0.6"
 
@@ -58,6 +58,33 @@ def test_hosts_module_where_a_login_begins_shadows_nothing(here: Runner) -> None
     (home / "json.py").write_text('raise SystemExit("not this one")')
     code, out, err = here.run(ADDS, "x", words=["-n", "3", "--option", f'shell=cd {home}; exec "$@"'])
     assert (code, len(out.splitlines())) == (0, 3), err
+
+
+def test_hosts_long_output_arrives_whole_and_in_order(here: Runner) -> None:
+    program = """
+    import sys
+    for number in range(20000): print("x" * 90, number)
+    print("words", file=sys.stderr)
+    """
+    code, out, err = here.run(program, words=["-n", "2", "--per-host", "1"])
+    assert (code, sorted(err.splitlines())) == (0, ["[0] words", "[1] words"])
+    for rank in (0, 1):
+        own = [line for line in out.splitlines() if line.startswith(f"[{rank}]")]
+        assert own == [f"[{rank}] {'x' * 90} {number}" for number in range(20000)]
+
+
+def test_hosts_output_that_nothing_reads_ends_all(here: Runner) -> None:
+    program = """
+    import os, pathlib, sys
+    pathlib.Path(sys.argv[1], "rank-" + os.environ["RANK"]).write_text(f"{os.getpid()} -")
+    while True: print("more")
+    """
+    job = here.start(program, words=["-n", "2", "--per-host", "1"])
+    pids = job.ranks(2)
+    assert job.process.stdout is not None
+    job.process.stdout.close()
+    assert job.process.wait(WAIT_S) == 128 + signal.SIGPIPE
+    await_gone(pids)
 
 
 def test_hosts_exception_has_one_report_with_its_host(here: Runner) -> None:
