@@ -146,6 +146,31 @@ def test_dask_over_something_else_is_refused(client: Any) -> None:
         launch_over(adds, np.ones(3))
 
 
+def test_dask_scheduler_that_is_not_there_ends_by_the_deadline() -> None:
+    with pytest.raises(oa.DeadlineError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1 "):
+        oa.launch(adds, 2, on="dask", options={"address": "tcp://127.0.0.1:1"}, timeout_s=2)
+    with pytest.raises(oa.UsageError, match="address must be that of a Dask scheduler"):
+        oa.launch(adds, 2, on="dask", options={"address": "nonsense"}, timeout_s=2)
+
+
+def test_dask_blocks_that_come_too_late_are_a_missed_deadline(client: Any) -> None:
+    import dask.array as da
+    from distributed import Event
+
+    from oneaccord_dask import launch_over
+
+    def waits(block: Any) -> Any:
+        Event("go").wait(LONG_S)
+        return block
+
+    array = da.map_blocks(waits, da.ones(4, chunks=2), dtype=float, meta=np.ones(0))
+    try:
+        with pytest.raises(oa.DeadlineError, match=r"blocks of the Dask array were not computed within 1 s"):
+            launch_over(adds, array, timeout_s=1)
+    finally:
+        Event("go", client=client).set()
+
+
 def test_dask_ranks_end_when_the_driver_is_killed(client: Any, tmp_path: Path) -> None:
     program = textwrap.dedent(f"""
         import sys, time

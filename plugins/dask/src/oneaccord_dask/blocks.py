@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from distributed import Client, futures_of, get_client, wait
+from distributed import Client, futures_of, wait
 
-from oneaccord.api import UsageError, launch
+from oneaccord.api import Deadline, DeadlineError, UsageError, launch
+from oneaccord_dask.config import DaskConfig
 from oneaccord_dask.inside import block_of
+from oneaccord_dask.launcher import client_of
 
 if TYPE_CHECKING:
     from oneaccord.api import Group
 
 __all__ = ["launch_over"]
+
+_LEAST_S: Final = 0.001
 
 
 def launch_over(
@@ -51,7 +55,9 @@ def launch_over(
     Raises
     ------
     UsageError
-        ``array`` is no Dask array.
+        ``array`` is no Dask array, or there is no client.
+    DeadlineError
+        ``timeout_s`` is up; it counts for the computation as well.
     Exception
         As for `oneaccord.launch`; also what the computation of a block raises.
 
@@ -59,12 +65,18 @@ def launch_over(
     -----
     The ranks are the workers that hold a block when all are computed, in the order of their addresses.
     """
-    client = client or get_client()
+    client = client or client_of(DaskConfig())
     if not hasattr(array, "__dask_keys__") or not hasattr(array, "numblocks"):
         raise UsageError(f"expected a Dask array, not {type(array).__name__}; dask.array.from_array makes one")
     held = client.persist(array)
     futures = {future.key: future for future in futures_of(held)}
-    wait(list(futures.values()), timeout=timeout_s)
+    deadline = None if timeout_s is None else Deadline(timeout_s)
+    try:
+        wait(list(futures.values()), timeout=timeout_s)
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"the blocks of the Dask array were not computed within {timeout_s:g} s (timeout_s): give more time, or compute it first (array.persist())"
+        ) from error
     for future in futures.values():
         if future.status == "error":
             future.result()
@@ -79,7 +91,7 @@ def launch_over(
         len(workers),
         on="dask",
         args=(function, [by_worker[worker] for worker in workers], *args),
-        timeout_s=timeout_s,
+        timeout_s=None if deadline is None else max(_LEAST_S, deadline.remaining()),
         options={"client": client, "workers": tuple(workers)},
         backend=backend,
         config=config,

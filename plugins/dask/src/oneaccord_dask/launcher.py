@@ -19,11 +19,13 @@ from oneaccord.api import Ask, Deadline, DeadlineError, Thread, UsageError, Work
 from oneaccord_dask.config import DaskConfig
 from oneaccord_dask.inside import answer, perform
 
-__all__ = ["DaskLauncher"]
+__all__ = ["DaskLauncher", "client_of"]
 
 T = TypeVar("T")
 
 _POLL_S: Final = 0.2
+_CONNECT_S: Final = 30.0
+"""How long a scheduler may take to answer at first."""
 
 
 class DaskLauncher:
@@ -43,19 +45,22 @@ class DaskLauncher:
     def __init__(self, config: DaskConfig) -> None:
         self._wanted = config.workers
         self._owns_client = config.client is None and config.address is not None
-        self._client = _client_of(config)
+        self._address = config.address
+        self._found = None if self._owns_client else client_of(config)
         self._name = secrets.token_hex(8)
         self._kept: Any = None
 
     def place(self, ask: Ask, deadline: Deadline) -> Sequence[Worker]:
         """Choose workers, at most one rank for each; wait for those that a cluster still starts."""
+        if self._found is None:
+            self._found = self._connect(deadline)
         while True:
             found = self._workers(ask)
             if len(found) >= ask.ranks:
                 break
             if deadline.passed():
                 raise DeadlineError(
-                    f"the Dask cluster at {self._address} has {len(found)} suitable workers, and not the {ask.ranks} that were asked for, after "
+                    f"the Dask cluster at {self._place} has {len(found)} suitable workers, and not the {ask.ranks} that were asked for, after "
                     f"{deadline.timeout_s:g} s: ask for fewer ranks, or scale the cluster"
                 )
             time.sleep(min(_POLL_S, max(0.0, deadline.remaining())))
@@ -76,8 +81,8 @@ class DaskLauncher:
         """Let go of the workers, which belong to the cluster and live on."""
         del workers
         self._kept = None
-        if self._owns_client:
-            self._client.close()
+        if self._owns_client and self._found is not None:
+            self._found.close()
 
     def _call(self, future: Future[T], worker: Worker, function: Callable[..., T], args: tuple[Any, ...]) -> None:
         try:
@@ -102,7 +107,7 @@ class DaskLauncher:
                     f"workers must name {ask.ranks} different workers, one for each rank, not {list(self._wanted)}"
                 )
             if missing := [address for address in self._wanted if address not in known]:
-                raise UsageError(f"the Dask cluster at {self._address} has no worker {missing[0]}; it has {sorted(known)}")
+                raise UsageError(f"the Dask cluster at {self._place} has no worker {missing[0]}; it has {sorted(known)}")
             order = list(self._wanted)
         else:
             order = sorted(known, key=lambda address: (_host_of(address), known[address].get("name") is None, address))
@@ -134,18 +139,34 @@ class DaskLauncher:
     def _token(self, address: str) -> str:
         return f"oneaccord-{self._name}-{address}"
 
+    def _connect(self, deadline: Deadline) -> Client:
+        try:
+            return Client(self._address, timeout=min(_CONNECT_S, max(_POLL_S, deadline.remaining())), set_as_default=False)
+        except ValueError as error:
+            raise UsageError(
+                f'address must be that of a Dask scheduler, as "tcp://HOST:8786", not {self._address!r} ({error})'
+            ) from error
+        except OSError as error:
+            raise DeadlineError(
+                f"no Dask scheduler answers at {self._address} ({error}): is it running, and reachable from here?"
+            ) from error
+
     @property
-    def _address(self) -> str:
+    def _client(self) -> Client:
+        assert self._found is not None  # after `place`
+        return self._found
+
+    @property
+    def _place(self) -> str:
         return str(self._client.scheduler.address)
 
 
-def _client_of(config: DaskConfig) -> Client:
+def client_of(config: DaskConfig) -> Client:
+    """Return the client that is configured, or the one that this process made last."""
     if config.client is not None:
         client = config.client
         if not isinstance(client, Client):
             raise UsageError(f"client must be a distributed.Client, not {client!r}")
-    elif config.address is not None:
-        return Client(config.address, set_as_default=False)
     else:
         try:
             client = get_client()
