@@ -93,6 +93,8 @@ def test_seat_secret_is_not_shown() -> None:
         ({"local_rank": 2}, oa.InvalidRankError, "local_rank must be an integer from 0 to 1, not 2"),
         ({"world_size": 0}, oa.InvalidWorldSizeError, "not 0"),
         ({"address": "nowhere"}, oa.ConfigError, "host:port"),
+        ({"address": 5}, oa.UsageError, "a seat's address must be a text, not 5"),
+        ({"job": 5}, oa.UsageError, "a seat's job must be a text, not 5"),
         ({"secret": ""}, oa.UsageError, "secrets.token_hex"),
         ({"listener": "no socket"}, oa.UsageError, "socket.create_server"),
         ({"rank": 1, "listener": "any"}, oa.UsageError, "rank 0 alone"),
@@ -102,6 +104,13 @@ def test_seat_that_cannot_be_says_why(given: dict[str, object], error: type[oa.U
     whole = {"rank": 0, "world_size": 2, "address": "127.0.0.1:1", "secret": SECRET} | given
     with pytest.raises(error, match=words):
         oa.Seat(**whole)  # type: ignore[arg-type]
+
+
+def test_seat_listener_that_is_closed_is_refused() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.close()
+    with pytest.raises(oa.UsageError, match=r"socket\.create_server"):
+        oa.Seat(0, 2, "127.0.0.1:1", SECRET, listener=listener)
 
 
 def test_init_seat_and_rank_is_refused() -> None:

@@ -43,7 +43,7 @@ class Seat:
     ConfigError
         ``address`` is not of the form ``host:port``.
     UsageError
-        The secret is empty, or the listener is no listening TCP socket of rank 0.
+        The secret is empty, the address or the job is no text, or the listener is no listening TCP socket of rank 0.
 
     Examples
     --------
@@ -74,6 +74,9 @@ class Seat:
             raise UsageError(
                 "a seat needs a secret that only the ranks of its job hold: secrets.token_hex(32), the same on all ranks"
             )
+        for name in ("address", "job"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"a seat's {name} must be a text, not {getattr(self, name)!r}")
         parse_address(self.address)
         if self.listener is not None:
             self._check_listener(self.listener)
@@ -82,7 +85,7 @@ class Seat:
         if self.rank != 0:
             raise UsageError(f"rank {self.rank} has a seat with a listener, which rank 0 alone has: leave it out")
         is_tcp = isinstance(listener, socket.socket) and listener.family in (socket.AF_INET, socket.AF_INET6)
-        if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        if not is_tcp or listener.fileno() < 0 or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise UsageError(
                 f"a seat's listener must be a TCP socket that listens, as socket.create_server((host, 0)) returns, not {listener!r}"
             )
