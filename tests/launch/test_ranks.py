@@ -100,7 +100,7 @@ def test_ranks_all_lost_fails_all_tasks() -> None:
         futures = [ranks.submit(launched.die), ranks.submit(launched.double, 1)]
         wait(futures, timeout=LONG_S)
         assert isinstance(futures[0].exception(), oa.RankError)
-        assert "all 1 were lost (rank 0: killed by SIGKILL)" in str(futures[1].exception())
+        assert "none of 1 is left (rank 0: killed by SIGKILL)" in str(futures[1].exception())
         assert "found no rank" in str(ranks.submit(launched.double, 1).exception(LONG_S))
 
 

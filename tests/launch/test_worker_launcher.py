@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ def adds(group: oa.Group, value: float) -> tuple[int, float]:
 
 def waits(group: oa.Group) -> None:
     begun.wait(LONG_S)
-    group.barrier()
-    group.barrier(timeout_s=3600)
+    while True:
+        group.barrier(timeout_s=3600)
 
 
 def test_worker_launcher_returns_results_by_rank() -> None:
@@ -114,6 +115,26 @@ class _Breaks(ThreadWorkers):
 def test_worker_launcher_refusal_comes_in_its_words() -> None:
     with pytest.raises(oa.UsageError, match="2 processors, and 64"):
         oa.launch(adds, 2, on=_Refuses(), args=(1.0,))
+
+
+def test_worker_launcher_that_refuses_is_stopped() -> None:
+    launcher = _Refuses()
+    with pytest.raises(oa.UsageError):
+        oa.launch(adds, 2, on=launcher, args=(1.0,))
+    assert launcher.stops == 1
+    with pytest.raises(oa.UsageError):
+        oa.Ranks(2, on=launcher)
+    assert launcher.stops == 2
+
+
+class _Silent(ThreadWorkers):
+    def call(self, worker: Any, function: Any, args: Any) -> Any:
+        return Future()
+
+
+def test_worker_launcher_deadline_before_the_start_names_all_ranks() -> None:
+    with pytest.raises(oa.DeadlineError, match=r"ranks 0-2 of 3 had not finished adds\(\) within 0.1 s"):
+        oa.launch(adds, 3, on=_Silent(), args=(1.0,), timeout_s=0.1)
 
 
 def test_worker_launcher_error_of_the_engine_names_the_rank() -> None:

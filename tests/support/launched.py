@@ -87,6 +87,26 @@ def unpicklable(group: oa.Group) -> Any:
     return threading.Lock() if group.rank == 1 else None
 
 
+class _Unreadable:
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+def unreadable(group: oa.Group) -> Any:
+    return _Unreadable() if group.rank == 1 else None
+
+
+def holds(group: oa.Group, path: str) -> None:
+    hold(path)
+
+
+def turns(group: oa.Group) -> None:
+    """Go on for ever in calls of the group."""
+    while True:
+        group.barrier(timeout_s=3600)
+        time.sleep(0.05)
+
+
 def killed(group: oa.Group, rank: int) -> None:
     if group.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -160,6 +160,7 @@ class Job:
         self._is_cancelled = False
         self._lock = threading.Lock()
         self._done = threading.Event()
+        self._process = os.getpid()
         self._results: list[Any] = []
         self._error: BaseException | None = None
         Thread(target=self._run, name="oneaccord-job", daemon=True).start()
@@ -180,7 +181,13 @@ class Job:
             The job was cancelled.
         DeadlineError
             It has not ended by then; the message names the ranks that run.
+        UsageError
+            This process was forked from the one that has started the job.
         """
+        if self._process != os.getpid() and not self._done.is_set():
+            raise UsageError(
+                f"{self._call.name} was started by process {self._process}, from which this one was forked: ask for the results there"
+            )
         if not self._done.wait(None if timeout_s is None else Deadline(timeout_s).remaining()):
             running = ", ".join(str(each.rank) for each in self.ranks if each.state == "running")
             raise DeadlineError(
@@ -191,7 +198,9 @@ class Job:
         return self._results
 
     def cancel(self) -> None:
-        """End the ranks, and wait until none is left. If the job has ended already, nothing changes."""
+        """End the ranks, and wait until none is left. If the job has ended already, or in a forked child, nothing changes."""
+        if self._process != os.getpid():
+            return
         with self._lock:
             self._is_cancelled = True
             gang = self._gang
@@ -219,7 +228,7 @@ class Job:
         self._done.set()
 
     def _on_ranks(self) -> list[Any]:
-        gang = Gang(self._launcher, self._launcher.place(self._ask, self._deadline or Deadline(PLACING_S)), stays=False)
+        gang = Gang.of(self._launcher, self._ask, self._deadline or Deadline(PLACING_S), stays=False)
         try:
             with self._lock:
                 self._gang = gang
@@ -254,6 +263,9 @@ def packed_call(
         raise UsageError(f"function must be callable, as function(group, *args, **kwargs), not {function!r}")
     if isinstance(args, str | bytes) or not hasattr(args, "__iter__"):
         raise UsageError(f"args must be a sequence of arguments, not {args!r}; for one argument: args=(value,)")
+    _check_named("kwargs", kwargs)
+    if not isinstance(config, str | os.PathLike | Mapping | None):
+        raise UsageError(f"config must be the path of a file, or a mapping, not {config!r}")
     name = getattr(function, "__qualname__", None) or repr(function)
     packed = pack((function, tuple(args), dict(kwargs or {})), f"the function {name} with its arguments")
     where = dict(config) if isinstance(config, Mapping) else None if config is None else str(Path(config).absolute())
@@ -262,7 +274,10 @@ def packed_call(
 
 def start(on: str | WorkerLauncher, options: Mapping[str, Any] | None, call: Call) -> WorkerLauncher:
     """Return a new launcher."""
+    _check_named("options", options)
     if not isinstance(on, str):
+        if not callable(getattr(on, "place", None)):
+            raise UsageError(f'on must be "local", the name of a launcher, or a launcher itself, not {on!r}')
         if options:
             raise UsageError("options are for a launcher that is named; give them to the launcher itself")
         return on
@@ -274,6 +289,11 @@ def start(on: str | WorkerLauncher, options: Mapping[str, Any] | None, call: Cal
         known = ", ".join(LocalOptions.__dataclass_fields__)
         raise UsageError(f'options of on="local" are {known}; {", ".join(options or {})} was given ({error})') from None
     return LocalWorkers(chosen, _modules(call))
+
+
+def _check_named(name: str, given: Any) -> None:
+    if given is not None and not (isinstance(given, Mapping) and all(isinstance(each, str) for each in given)):
+        raise UsageError(f"{name} must be a mapping from names to values, not {given!r}")
 
 
 def _modules(call: Call) -> tuple[str, ...]:

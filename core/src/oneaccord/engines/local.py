@@ -72,6 +72,12 @@ class LocalOptions:
             raise UsageError(f"grace_s must be a number of seconds from 0 to 1e6, not {self.grace_s!r}")
         if not isinstance(environ, Mapping) or not all(isinstance(each, str) for pair in environ.items() for each in pair):
             raise UsageError(f"environ must be a mapping from names to values, all of them texts, not {self.environ!r}")
+        for name, value in environ.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise UsageError(f"environ has {name!r}, but no variable can have such a name or its value")
+        for option in ("prefix", "fork"):
+            if not isinstance(getattr(self, option), bool):
+                raise UsageError(f"{option} must be True or False, not {getattr(self, option)!r}")
 
 
 class LocalWorkers:
@@ -127,9 +133,26 @@ class LocalWorkers:
             fork=self._options.fork,
             grace_s=self._options.grace_s,
         )
-        server = fork_server(_PROGRAM, True, shared_variables(ask.ranks, environ)) if self._options.fork else None
-        self._loop = loop = Loop("oneaccord-launch", self._crashed)
-        pairs = [socket.socketpair() for _ in range(ask.ranks)]
+        with contextlib.ExitStack() as undo:  # if there are no more files or threads
+            server = fork_server(_PROGRAM, True, shared_variables(ask.ranks, environ)) if self._options.fork else None
+            if server is not None:
+                undo.callback(server.close)
+            self._loop = Loop("oneaccord-launch", self._crashed)
+            undo.callback(self._loop.stop)
+            self._begin(job, environ, server, self._loop, gpus)
+            undo.pop_all()
+        host = socket.gethostname()
+        return [Worker(index, host, "127.0.0.1") for index in range(ask.ranks)]
+
+    def _begin(
+        self,
+        job: Launch,
+        environ: Mapping[str, str],
+        server: ForkServer | None,
+        loop: Loop,
+        gpus: Sequence[Mapping[str, str]],
+    ) -> None:
+        pairs = [socket.socketpair() for _ in gpus]
         self._processes = [_Process(loop, *pair, self._after_output) for pair in pairs]
         path = [each or str(Path.cwd()) for each in sys.path]
         for process, variables in zip(self._processes, gpus, strict=True):
@@ -140,10 +163,9 @@ class LocalWorkers:
         signals.setblocking(False)
         screens = PythonScreen("standard output"), PythonScreen("standard error")
         owner = Owner(signals, [theirs for _, theirs in pairs], screens, self._ended, shown=lambda: loop.call(self._shown))
-        self._thread = Thread(target=self._run, args=(job, environ, server, owner), name="oneaccord-local", daemon=True)
-        self._thread.start()
-        host = socket.gethostname()
-        return [Worker(index, host, "127.0.0.1") for index in range(ask.ranks)]
+        thread = Thread(target=self._run, args=(job, environ, server, owner), name="oneaccord-local", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def call(self, worker: Worker, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
         """Run a function in a worker."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
@@ -88,13 +90,14 @@ class Ranks(Executor):
         self._call = packed_call(_nothing, (), None, backend, config)
         self._retries = retries
         launcher = start(on, options, self._call)
-        self._gang = Gang(launcher, launcher.place(ask, deadline), stays=True)
+        self._gang = Gang.of(launcher, ask, deadline, stays=True)
         self._changed = threading.Condition()
         self._tasks: deque[_Task] = deque()
         self._free = set(range(ask.ranks))
         self._runs_before: deque[object] = deque()
         """The calls of `run` that wait or are under way, in their order."""
         self._closed = ""
+        weakref.finalize(self, _abandon, self._gang).atexit = False
 
     @property
     def world_size(self) -> int:
@@ -124,6 +127,7 @@ class Ranks(Executor):
         call = replace(call, backend=self._call.backend, config=self._call.config)
         turn = object()
         deadline = None if timeout_s is None else Deadline(timeout_s)
+        self._check_here()
         with self._changed:
             self._check_open()
             self._runs_before.append(turn)
@@ -169,6 +173,7 @@ class Ranks(Executor):
         """
         name = getattr(fn, "__qualname__", None) or repr(fn)
         task = _Task(pack((fn, args, kwargs), f"the function {name} with its arguments"), f"{name}()", Future(), self._retries)
+        self._check_here()
         with self._changed:
             self._check_open()
             self._tasks.append(task)
@@ -185,6 +190,8 @@ class Ranks(Executor):
         cancel_futures
             Whether to cancel the tasks that have not begun.
         """
+        if not self._gang.is_here:  # a forked child: the ranks belong to its parent
+            return
         with self._changed:
             is_first, self._closed = not self._closed, self._closed or "they were shut down"
             dropped = list(self._tasks) if cancel_futures else []
@@ -210,6 +217,8 @@ class Ranks(Executor):
 
     def _end(self) -> None:
         """End the ranks with whatever they do."""
+        if not self._gang.is_here:
+            return
         with self._changed:
             self._closed = self._closed or "they were ended"
         self.shutdown(cancel_futures=True)
@@ -236,6 +245,12 @@ class Ranks(Executor):
             self._free -= self._gang.lost.keys() | self._gang.stuck.keys()
             self._changed.notify_all()
         self._dispatch()
+
+    def _check_here(self) -> None:
+        if not self._gang.is_here:
+            raise ClosedError(
+                "these ranks belong to the process from which this one was forked: use them there, or make others here with oneaccord.Ranks()"
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -279,9 +294,12 @@ class Ranks(Executor):
             self._changed.notify_all()
         for task in hopeless:
             if task.future.running() or task.future.set_running_or_notify_cancel():
-                lost = "; ".join(f"rank {rank}: {reason}" for rank, reason in self._gang.lost.items())
+                why = {rank: f"did not end {name} when it was to" for rank, name in self._gang.stuck.items()} | self._gang.lost
                 task.future.set_exception(
-                    RankError(f"{task.name} found no rank, because all {self.world_size} were lost ({lost})")
+                    RankError(
+                        f"{task.name} found no rank, because none of {self.world_size} is left "
+                        f"({'; '.join(f'rank {rank}: {reason}' for rank, reason in sorted(why.items()))})"
+                    )
                 )
         return None
 
@@ -322,6 +340,14 @@ class Ranks(Executor):
             )
             error.__cause__ = problem
         return error, None
+
+
+def _abandon(gang: Gang) -> None:
+    """End ranks to which no name leads any more; not in this thread, which may be any one, and hold any lock."""
+    if not gang.is_here or gang.is_closed:
+        return
+    with contextlib.suppress(RuntimeError):  # the program ends, and its ranks with it
+        threading.Thread(target=gang.close, name="oneaccord-abandoned", daemon=True).start()
 
 
 def _nothing(_: object) -> None:

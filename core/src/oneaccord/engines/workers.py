@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from oneaccord.common.ranks import show_ranks
 from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.launcher import Ask
 from oneaccord.contract.workers import Worker, WorkerLauncher, WorkerLost
 from oneaccord.engines import worker_main
 from oneaccord.engines.packing import unpack
 from oneaccord.engines.worker_main import Outcome, Task
-from oneaccord.errors import AbortedError, DeadlineError, OneAccordError, RankError
+from oneaccord.errors import AbortedError, DeadlineError, OneAccordError, RankError, UsageError
 
 __all__ = ["Call", "Gang", "Status"]
 
@@ -108,7 +109,7 @@ class Gang:
         self._events: queue.SimpleQueue[tuple[int, Future[Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_cancelled = False
-        self._is_closed = False
+        self.is_closed: bool = False
         self._process = os.getpid()
         self.lost: dict[int, str] = {}
         """The ranks whose workers have ended, and how."""
@@ -116,6 +117,21 @@ class Gang:
         """The ranks that went on after the end of their call, and its name."""
         self.states: list[str] = ["running"] * len(workers)
         _open.add(self)
+
+    @classmethod
+    def of(cls, launcher: WorkerLauncher, ask: Ask, deadline: Deadline, *, stays: bool) -> Gang:
+        """Get workers from a launcher; if it fails, let it give up what it has taken for them."""
+        try:
+            workers = launcher.place(ask, deadline)
+        except BaseException:
+            launcher.stop(())
+            raise
+        return cls(launcher, workers, stays=stays)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has started the workers, and is not one that was forked since."""
+        return self._process == os.getpid()
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call a function of oneaccord in one worker."""
@@ -134,9 +150,9 @@ class Gang:
     def close(self) -> None:
         """End the workers; from any thread, once."""
         with self._lock:
-            if self._is_closed or self._process != os.getpid():
+            if self.is_closed or not self.is_here:
                 return
-            self._is_closed = True
+            self.is_closed = True
         _open.discard(self)
         self._launcher.stop(self.workers)
 
@@ -167,7 +183,7 @@ class Gang:
         job, secret = secrets.token_hex(8), secrets.token_hex(32)
         pending = {0}
         self._watch(0, self.call(0, worker_main.meet, job, self.workers[0].address))
-        address = self._gather(pending, job, call, deadline)[0]
+        address = self._gather(pending, job, call, deadline, is_work=False)[0]
         if isinstance(address, BaseException):
             raise self._first([self._failure(0, address, time.monotonic())], call)
         size = len(self.workers)
@@ -178,14 +194,28 @@ class Gang:
         failures = [each for each in outcomes.values() if isinstance(each, _Failure)]
         if failures:
             raise self._first(failures, call)
-        return [unpack(outcomes[rank].value) for rank in range(size)]
+        return [self._result(rank, outcomes[rank]) for rank in range(size)]
+
+    def _result(self, rank: int, outcome: Outcome) -> Any:
+        try:
+            return unpack(outcome.value or b"")
+        except Exception as error:
+            raise UsageError(
+                f"the result of {self._name(rank)} cannot be unpickled here ({type(error).__name__}: {error}): return plain data or arrays, or objects "
+                "whose class this program can import"
+            ) from error
 
     def _watch(self, rank: int, future: Future[Any]) -> None:
         events = self._events
         future.add_done_callback(lambda done: events.put((rank, done)))
 
-    def _gather(self, pending: set[int], job: str, call: Call, deadline: Deadline | None) -> dict[int, Any]:
-        """Wait for the ends of calls; return what each has returned, or a `_Failure`, or the exception of what prepares it."""
+    def _gather(
+        self, pending: set[int], job: str, call: Call, deadline: Deadline | None, *, is_work: bool = True
+    ) -> dict[int, Any]:
+        """Wait for the ends of calls; return what each has returned, or a `_Failure`, or the exception of what prepares it.
+
+        Without ``is_work``, rank 0 prepares the work of all.
+        """
         outcomes: dict[int, Any] = {}
         give_up: float | None = None
         while pending:
@@ -208,6 +238,7 @@ class Gang:
                 break
             elif deadline is not None and deadline.passed():
                 late = self._end(job, pending, outcomes, call)
+                late = late if is_work else list(range(len(self.workers)))
                 raise DeadlineError(
                     f"{show_ranks(late)} of {len(self.workers)} had not finished {call.name} within {deadline.timeout_s:g} s (timeout_s): see what "
                     f"{'it does' if len(late) == 1 else 'they do'}, or give more time"

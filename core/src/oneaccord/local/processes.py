@@ -238,8 +238,9 @@ class _Launcher:
 
     def wait(self) -> int:
         """Pass on output and signals until all ranks have ended; return the exit code."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # streams of any kind, or none: no job ends because of them
+                stream.flush()
         self._reap()  # who ended while others were still started
         while self._running():
             self._step()
