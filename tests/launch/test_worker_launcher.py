@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from support.thread_workers import ThreadWorkers
 
 import oneaccord as oa
 from oneaccord.api import WorkerLost
+from oneaccord.engines import worker_main
 
 LONG_S = 120.0
 begun = threading.Barrier(3)
@@ -125,6 +126,26 @@ def test_worker_launcher_that_refuses_is_stopped() -> None:
     with pytest.raises(oa.UsageError):
         oa.Ranks(2, on=launcher)
     assert launcher.stops == 2
+
+
+class _AsksLate(ThreadWorkers):
+    """Only rank 0 is asked to end at once; the others have been ended through their group when they are asked."""
+
+    def call(self, worker: Any, function: Any, args: Any) -> Any:
+        if function is worker_main.revoke and worker.index:
+            for each in self._calls[worker.index]:
+                wait([each], timeout=LONG_S)
+        return super().call(worker, function, args)
+
+
+def turns(group: oa.Group) -> None:
+    while True:
+        group.barrier(timeout_s=3600)
+
+
+def test_worker_launcher_deadline_names_ranks_that_end_through_others() -> None:
+    with pytest.raises(oa.DeadlineError, match=r"ranks 0-1 of 2 had not finished turns\(\)"):
+        oa.launch(turns, 2, on=_AsksLate(), backend="tcp", timeout_s=5)
 
 
 class _Silent(ThreadWorkers):

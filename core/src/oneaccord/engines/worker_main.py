@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oneaccord.common.checks import safe_str
@@ -89,6 +89,8 @@ class Outcome:
         Whether the rank only learned that another one had failed.
     at
         When it was raised, by ``time.monotonic``, which ranks of one host share.
+    has_returned
+        Whether the function had returned, and only the rank's leave of the group failed.
     """
 
     value: bytes | None
@@ -97,6 +99,7 @@ class Outcome:
     story: str = ""
     is_secondary: bool = False
     at: float = 0.0
+    has_returned: bool = False
 
 
 def meet(job: str, host: str) -> str:
@@ -128,7 +131,7 @@ def work(task: Task) -> Outcome:
             rank.is_leaving = True
         return Outcome(pack(value, f"the result of rank {task.rank}"))
     except BaseException as error:  # noqa: BLE001 - the driver raises it
-        return _failed(error, task.rank, at or time.monotonic())
+        return replace(_failed(error, task.rank, at or time.monotonic()), has_returned=rank.is_leaving)
     finally:
         with _lock:
             del _ranks[task.job, task.rank]
@@ -144,7 +147,7 @@ def perform(call: bytes) -> Outcome:
 
 
 def revoke(job: str, number: int) -> bool:
-    """End the calls of a job's ranks, from a rank in this process, as soon as it has joined; return whether its function runs, or is still to run."""
+    """End the calls of a job's ranks, from a rank in this process, as soon as it has joined; return False if its function has returned."""
     with _lock:
         rank = _ranks.get((job, number))
         listener = _listeners.pop(job, None)
@@ -156,7 +159,7 @@ def revoke(job: str, number: int) -> bool:
     if group is not None:
         with contextlib.suppress(OneAccordError):  # it has left meanwhile
             group.revoke()
-    return rank is not None and not rank.is_leaving
+    return rank is None or not rank.is_leaving
 
 
 def _let_revoke(rank: _Rank, group: Group) -> None:

@@ -86,6 +86,7 @@ class _Failure:
     story: str
     order: tuple[bool, float]
     """The first cause has the least: whether it is a consequence of another one, and when it was."""
+    has_returned: bool = False
 
 
 class Gang:
@@ -271,6 +272,8 @@ class Gang:
                     self._note(event, pending, outcomes)
         self.stuck.update(dict.fromkeys(pending, call.name))
         idle = {rank for rank, answer in answers.items() if answer.done() and not answer.exception() and not answer.result()}
+        # A rank that was ended through its group, by the end of another one, may have left before it was asked.
+        idle |= {rank for rank, outcome in outcomes.items() if not isinstance(outcome, _Failure) or outcome.has_returned}
         return sorted(answers.keys() - idle or answers)
 
     def _failure(self, rank: int, outcome: BaseException | Outcome, came: float) -> _Failure:
@@ -285,7 +288,9 @@ class Gang:
                 error.__cause__ = outcome
             return _Failure(rank, error, type(outcome).__name__, "", (False, came))
         at = outcome.at if self._has_one_clock else came
-        return _Failure(rank, self.raised(rank, outcome), outcome.error, outcome.story, (outcome.is_secondary, at))
+        return _Failure(
+            rank, self.raised(rank, outcome), outcome.error, outcome.story, (outcome.is_secondary, at), outcome.has_returned
+        )
 
     def raised(self, rank: int, outcome: Outcome) -> BaseException:
         """Return the exception of a function, or a `RankError` if it is none that can be raised here."""
