@@ -72,7 +72,7 @@ class Meeting:
         self.world_size = world_size
         self.backend = backend
         self.choices = choices
-        self.address = address
+        self.address: Address = address
         self.credentials = credentials
         self.inherited = inherited
         self.liveness = liveness

@@ -85,7 +85,7 @@ class Allocation:
         except OSError as error:
             raise ConfigError(f"{self._shown} cannot be run ({error}): is Slurm installed on this host?") from error
         try:
-            self.environ = self._read(deadline)
+            self.environ: dict[str, str] = self._read(deadline)
         except BaseException:
             self.release()
             raise
