@@ -86,13 +86,19 @@ def test_an_interrupt_ends_with_what_was_found(monkeypatch: pytest.MonkeyPatch, 
         (["tcp", "--chapter", "byte"], "there is no chapter 'byte'; there are transport, bytes"),
         (["tcp", "--only", "flight"], "there is no check 'flight'"),
         (["tcp", "--config", "nowhere.toml"], "there is no such file"),
-        (["hybrid"], "cannot be checked with this configuration: configuration: backends.hybrid.routes is missing"),
         (["nccl"], "cannot run here, and cannot be checked: CuPy is not installed"),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_a_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_configuration_that_is_wrong_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wrong.toml").write_text("[backends.tcp]\nstreams = 0\n")
+    assert run("tcp", "--config", str(tmp_path / "wrong.toml")) == 2
+    assert "cannot be checked with this configuration" in (said := capsys.readouterr().err)
+    assert "backends.tcp.streams" in said
 
 
 def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,9 +164,9 @@ def test_a_report_of_an_ended_exchange_says_nothing_of_the_next_one(late: list[i
         for each in late:
             if each < rank:
                 job.store.handle(each, agreeing(b"refused", each))
-    assert job.told == {0: [], 1: [], 2: []}
+    assert job.sent == {0: [], 1: [], 2: []}
     job.store.handle(0, Exchange("all_reduce #3", b"other", ALL))
-    assert [type(heard[-1]) for heard in job.told.values()] == [Cards] * 3
+    assert [type(heard[-1]) for heard in job.sent.values()] == [Cards] * 3
 
 
 def leave_group(job: Job, rank: int, members: list[int], progress: Progress | None = None) -> None:
