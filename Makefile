@@ -60,7 +60,7 @@ demo: venv
 # What failed, and how to repeat it, conftest.py says.
 test: venv-dev
 	@echo "The tests run on three processes, for about five minutes on two cores, longer if they are busy. Some are skipped, as the last lines explain."
-	@$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not long" --hypothesis-profile=short $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not engines and not long" --hypothesis-profile=short $(PYTEST_ARGS)
 
 test-all: venv-dev
 	@echo "All tests run on three processes, those that take long by nature as well, and Hypothesis with more examples."

@@ -30,7 +30,14 @@ OPTIONS = {
 # The C library frees the memory of threads that have ended, without a lock that ThreadSanitizer could see.
 SUPPRESSED = "race:_dl_deallocate_tls\n"
 CALLS = ["plugins/shm/tests", "plugins/tcp/tests", "conformance/tests/test_conformance_backends.py", "tests"]
-TESTS = ["-q", "-p", "no:cacheprovider", "-m", "not peers and not gpu and not long", "--hypothesis-profile=short"]
+TESTS = [
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-m",
+    "not peers and not gpu and not engines and not long",
+    "--hypothesis-profile=short",
+]
 
 
 def run_tests(*arguments: str, more: Mapping[str, str]) -> bool:
