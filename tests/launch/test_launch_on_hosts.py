@@ -98,6 +98,15 @@ def test_launch_on_hosts_names_a_lost_host(tmp_path: Path) -> None:
     await_gone(pids)
 
 
+def test_ranks_on_a_host_that_hangs_miss_their_deadline(tmp_path: Path) -> None:
+    shell = f'echo $$ > "{tmp_path}/agent-$0"; exec "$@"'
+    with oa.Ranks(4, on="here", options={"shell": shell, "grace_s": 0.5}) as ranks:
+        assert len(ranks.run(adds, 1.0)) == 4
+        os.kill(int((tmp_path / "agent-127.0.0.6").read_text()), signal.SIGSTOP)
+        with pytest.raises(oa.DeadlineError):
+            ranks.run(echoes, np.arange(1 << 20), timeout_s=3.0)  # more than the pipe takes
+
+
 def test_launch_on_hosts_cancel_ends_all(tmp_path: Path) -> None:
     job = oa.launch_async(loops, 4, on="here", args=(str(tmp_path),))
     pids = pids_in(tmp_path, 4)

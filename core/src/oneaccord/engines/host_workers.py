@@ -8,13 +8,13 @@ import itertools
 import json
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,7 +109,8 @@ class _Agent:
     def __init__(self, launcher: HostLauncher, share: Share, order: dict[str, Any], options: LocalOptions, total: int) -> None:
         self.share = share
         self._process: subprocess.Popen[bytes] = start_agent(launcher, share.host)
-        self._sending, self._lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._count = itertools.count()
         self._pending: dict[int, Future[Any]] = {}
         self._noise = bytearray()
@@ -118,19 +119,16 @@ class _Agent:
         self._gone: str | None = None
         given = {"options": asdict(options), "first_rank": share.ranks.start, "total": total, "ranks": len(share.ranks)}
         self._threads = [
-            Thread(target=read, name="oneaccord-host", daemon=True) for read in (self._read_answers, self._read_noise)
+            Thread(target=target, name="oneaccord-host", daemon=True)
+            for target in (self._read_answers, self._read_noise, self._write)
         ]
         for thread in self._threads:
             thread.start()
-        message = {**order, "folder": share.host.folder, "workers": {**given, "path": order["path"]}}
-        Thread(target=partial(self.send, message), daemon=True).start()
+        self.send({**order, "folder": share.host.folder, "workers": {**given, "path": order["path"]}})
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a line; if the agent is gone, it is lost."""
-        assert self._process.stdin is not None
-        with self._sending, contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+        """Send a line, and return at once; if the agent is gone, it is lost."""
+        self._unsent.put(json.dumps(message).encode() + b"\n")
 
     def await_ready(self, deadline: Deadline) -> None:
         """Wait until the workers are there."""
@@ -164,12 +162,21 @@ class _Agent:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._unsent.put(None)
         for thread in self._threads:
             thread.join(_END_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
+
+    def _write(self) -> None:
+        """Write what is to be sent: in a thread, because a host that hangs reads nothing, and callers have deadlines."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            while (line := self._unsent.get()) is not None:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
 
     def _read_answers(self) -> None:
         assert self._process.stdout is not None
@@ -178,10 +185,10 @@ class _Agent:
                 ((kind, value),) = json.loads(line[len(MARK) :]).items()
                 self._take(kind, value)
             else:
-                self._noise += line
+                self._keep(line)
         code = self._process.wait()
         self._threads[1].join(_END_S)
-        words = self._noise[-_NOISE_BYTES:].decode(errors="replace").strip()
+        words = self._noise.decode(errors="replace").strip()
         reason = how_ended(str(self._process.args[0]), code, words)  # type: ignore[index] # a sequence
         with self._lock:
             self._gone = reason
@@ -215,10 +222,15 @@ class _Agent:
     def _read_noise(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self._noise += line
+            self._keep(line)
             if self._is_ready.is_set() and self._gone is None:
                 with contextlib.suppress(Exception):
                     sys.stderr.write(line.decode(errors="replace"))
+
+    def _keep(self, noise: bytes) -> None:
+        """Keep the end of what is neither output nor an answer: it may say why the host is lost."""
+        self._noise += noise
+        del self._noise[:-_NOISE_BYTES]
 
     def _lost(self, reason: str) -> WorkerLost:
         return WorkerLost(f"its host {self.share.host.name} was lost: {reason}")

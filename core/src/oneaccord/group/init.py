@@ -228,7 +228,7 @@ def _among_processes(
         launch = None  # a rank that gets its number here need not understand an incomplete launcher
     if launch is None and rank is None and world_size is None and (doubt := why_not_alone(os.environ)):
         _log.warning("oneaccord: %s", doubt)
-    # An address of the user's own may unite ranks of several launches, which he numbers himself.
+    # An address of the user's own may unite ranks of several launches, which the user numbers.
     is_derived = launch is not None and bool(launch.others)
     run = _run(launch if is_derived or (rank is None and world_size is None) else None)
     rank, world_size = _who(rank, world_size, launch)
