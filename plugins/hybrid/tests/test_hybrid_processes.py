@@ -57,3 +57,19 @@ def test_ranks_of_several_systems_share_memory_on_each(nursery: Nursery) -> None
     for rank, fact in enumerate(facts):
         before = (rank - 1) % 4
         assert (fact["total"], fact["pair"], fact["got"]) == ([6.0, 6.0], [rank // 2 * 2, rank // 2 * 2 + 1], [before, before])
+
+
+@pytest.mark.parametrize(("per_host", "taken"), [(2, "hybrid"), (1, "tcp"), (4, "shm")])
+def test_auto_takes_hybrid_if_hosts_have_several_ranks(nursery: Nursery, per_host: int, taken: str) -> None:
+    program = f"""
+    import oneaccord.job.autobackend, oneaccord_shm.meeting
+    system = lambda: f"the system of host {{rank // {per_host}}}"
+    oneaccord.job.autobackend._system = oneaccord_shm.meeting.boot_id = system
+    with oa.init(timeout_s=20) as group:
+        tell("done", backend=group.backend_name, total=group.all_reduce(np.array([rank])).tolist())
+    """
+    variables = {"ONEACCORD_BACKEND": "auto", "ONEACCORD_RANKS_PER_HOST": str(per_host)}
+    with nursery.ranks(program, 4, **variables) as ranks:
+        facts = ranks.start().await_facts("done")
+        assert set(ranks.wait().values()) == {0}
+    assert [(fact["backend"], fact["total"]) for fact in facts] == [(taken, [6])] * 4

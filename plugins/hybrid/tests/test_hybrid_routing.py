@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -220,6 +221,30 @@ def test_a_mailbox_shows_the_slots_of_its_own_way() -> None:
     assert (box.post(HEADER, 1), box.next_out, box.next_in) == (None, 1, 0)
     assert (box.fetch(HEADER, 1), box.next_out, box.next_in) == (None, 1, 1)
     unfinished = box.fetch(HEADER, 0)
+    assert unfinished is not None
+    transport.wait([unfinished], Deadline(1))
+    assert unfinished.done
+
+
+def test_a_mailbox_has_the_c_form_of_its_own_way() -> None:
+    transport = routed(Scripted(ends), Scripted(late))
+    plain = transport.mailbox(0)
+    assert plain is not None
+    assert (plain.compiled, plain.c_mailbox, plain.unsent()) == (None, None, None)
+
+    class Compiled(Box):
+        compiled, c_mailbox = math, object()
+
+        def unsent(self) -> Transfer | None:
+            return Moving(self._peer)
+
+    near = Scripted(ends)
+    near.mailbox = lambda peer: Compiled(near, peer)  # type: ignore[method-assign]
+    transport = routed(near, Scripted(late))
+    box = transport.mailbox(3)
+    assert box is not None
+    assert (box.compiled, box.c_mailbox) == (Compiled.compiled, Compiled.c_mailbox)
+    unfinished = box.unsent()
     assert unfinished is not None
     transport.wait([unfinished], Deadline(1))
     assert unfinished.done

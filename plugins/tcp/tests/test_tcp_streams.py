@@ -234,6 +234,17 @@ def test_a_stream_that_breaks_ends_the_message_at_both_ends(pair: Pair, broken: 
     assert [outcome.peer for outcome in outcomes] == [1, 0]
 
 
+def test_a_wait_that_is_overdue_gives_the_processor_to_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted() -> None:
+        raise AssertionError("it waited beyond its deadline")
+
+    end = pair.transports[1]
+    transfer = end.recv(0, bytes(HEADER_BYTES), memoryview(bytearray(8)))
+    monkeypatch.setattr("oneaccord_tcp.backend.yield_processor", unwanted)
+    with pytest.raises(TimeoutError):
+        end.wait([transfer], Deadline(1e-9))
+
+
 @pytest.mark.parametrize("came", [0, 1])
 def test_an_abort_wakes_who_waits_for_a_long_message(pair: Pair, came: int) -> None:
     """Whether it waits for the header, or has it and the whole of the first segment."""

@@ -29,5 +29,7 @@ def oneaccord_register_backends() -> BackendSpec:
         config="oneaccord_hybrid.config:HybridConfig",
         devices=("cpu", "cuda"),
         parts=_parts,
+        auto_priority=60,
+        selection="oneaccord_hybrid:selection.toml",
         install="pip install 'oneaccord[hybrid]'",
     )

@@ -7,7 +7,8 @@ ranks in its own way: one that serves a host knows only the ranks of that host.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from types import ModuleType
+from typing import Any, cast
 
 from oneaccord.api import Damaged, Deadline, HeaderMismatch, LinkLost, Mailbox, Runtime, Sink, Transfer, Transport
 
@@ -91,9 +92,9 @@ class _Routed(Transfer):
 
 
 class _RoutedMailbox(Mailbox):
-    """A mailbox whose unfinished messages know their way."""
+    """A mailbox whose unfinished messages know their way. The compiled executor uses the C form of the mailbox inside."""
 
-    __slots__ = ("_box", "_fetch", "_post", "_way")
+    __slots__ = ("_box", "_fetch", "_post", "_way", "c_mailbox", "compiled")
 
     def __init__(self, box: Mailbox, way: Way) -> None:
         self._box = box
@@ -102,6 +103,8 @@ class _RoutedMailbox(Mailbox):
         self._fetch = box.fetch
         self.outgoing = box.outgoing
         self.incoming = box.incoming
+        self.compiled: ModuleType | None = box.compiled
+        self.c_mailbox: Any = box.c_mailbox
 
     @property
     def next_out(self) -> int:
@@ -125,6 +128,11 @@ class _RoutedMailbox(Mailbox):
             transfer = self._post(header, nbytes)
         except (LinkLost, HeaderMismatch, Damaged) as failure:
             raise self._way.told(failure) from None
+        return None if transfer is None else _Routed(transfer, self._way)
+
+    def unsent(self) -> Transfer | None:
+        """As the mailbox itself."""
+        transfer = self._box.unsent()
         return None if transfer is None else _Routed(transfer, self._way)
 
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:

@@ -456,6 +456,8 @@ class TcpTransport(Transport):
             now = time.monotonic()
             until = until or now + self._backend.patience.spin_s
             if now < until:
+                if now >= deadline.at:
+                    raise TimeoutError("the deadline passed")
                 yield_processor()
             else:
                 _block(moving, deadline)
