@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from oneaccord.schedule.algorithms import doubling, tree
+from oneaccord.schedule.algorithms import doubling, prefix, tree
 from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
 from oneaccord.schedule.compose import in_parallel
 from oneaccord.schedule.contracts import PROMISES
@@ -48,14 +48,26 @@ def test_the_parts_depend_on_nothing_of_each_other() -> None:
     assert (both.collective, both.root, both.input_chunks) == (first.collective, first.root, first.input_chunks)
 
 
+def test_between_two_ranks_the_vector_is_the_word_of_its_sender() -> None:
+    for first in (tree.broadcast, tree.reduce, prefix.scan):
+        alone = [first(rank, 2) for rank in range(2)]
+        both = [in_parallel(one, doubling.barrier(rank, 2)) for rank, one in enumerate(alone)]
+        sends = [sum(isinstance(step, Send) for step in one.steps) for one in both]
+        assert sends == [1, 1]
+        assert verify(both, ordered=True).synchronising
+    # Nothing is left out where both directions are the barrier's own.
+    silent = [replace(one, steps=()) for one in alone]
+    assert [len(in_parallel(one, doubling.barrier(rank, 2)).steps) for rank, one in enumerate(silent)] == [2, 2]
+
+
 def test_one_rank_that_puts_the_barrier_first_is_found() -> None:
     schedules = [in_parallel(tree.broadcast(rank, 2), doubling.barrier(rank, 2)) for rank in range(2)]
     # Rank 1 answers in the barrier only after it has the vector, and rank 0 sends it only after that answer: a circle.
-    copy, send, tell, hear = schedules[0].steps
+    copy, send, hear = schedules[0].steps
     assert isinstance(send, Send)
-    spoiled = replace(schedules[0], steps=(copy, hear, replace(send, after=(1,)), tell))
-    receive, answer, listen = schedules[1].steps
-    late = replace(schedules[1], steps=(receive, replace(answer, after=(0,)), listen))
+    spoiled = replace(schedules[0], steps=(copy, hear, replace(send, after=(1,))))
+    receive, answer = schedules[1].steps
+    late = replace(schedules[1], steps=(receive, replace(answer, after=(0,))))
     with pytest.raises(ScheduleDeadlockError):
         verify([spoiled, late])
 
