@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from oneaccord.config import load
 from oneaccord.config.plugins import PluginManager
 from oneaccord.config.plugins.choice import candidates, weigh
 from oneaccord.errors import BackendUnavailableError, UnknownBackendError
@@ -129,3 +130,27 @@ def test_ranks_of_several_systems_pass_over_what_is_for_one_host() -> None:
 
     assert names == ["far"]
     assert passed_over == [("near", "it is for ranks of one host, but these are on several")]
+
+
+@pytest.mark.parametrize(
+    ("systems", "first"),
+    [("xxyy", "both"), ("xxy", "both"), ("xyz", "far"), ("xxx", "near")],
+    ids=["even", "uneven", "one rank", "one host"],
+)
+def test_a_composed_backend_is_for_several_hosts_with_several_ranks(systems: str, first: str) -> None:
+    both = _Candidate("both", 7, one_host=False, composed=True)
+    names, passed_over = _rank([_Card(system, [NEAR, both, FAR]) for system in systems])
+    assert names[0] == first
+    assert (("both", "it is for several hosts with several ranks each") in passed_over) == (first != "both")
+
+
+def test_a_composed_backend_is_for_several_hosts_and_needs_its_parts(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins.backend("both", "factory='os:getcwd', auto_priority=5, parts=lambda config: {'far': 'alpha'}")
+    plugins.backend("torn", "factory='os:getcwd', auto_priority=9, parts=lambda config: {'far': 'absent'}")
+    lacking = load({}, manager=manager).lacking
+    place = "it is for several hosts with several ranks each"
+    name, passed_over = weigh(manager, lacking)
+    assert (name, dict(passed_over)["both"]) == ("alpha", place)
+    assert "absent" in dict(passed_over)["torn"]
+    assert weigh(manager, lacking, one_host=False)[0] == "both"

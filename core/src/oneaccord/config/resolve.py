@@ -86,20 +86,24 @@ class Resolved:
         return _check_table(self._manager.config_kind(spec), spec.name, self.settings.backends.get(spec.name, {}), self._merged)
 
     def lacking(self, name: str) -> str | None:
-        """Return why a backend cannot be taken unless the user chooses it: a setting that it needs, and that is not set.
+        """Return why a backend cannot be taken unless the user chooses it: a setting that it needs, and that is not set, or a part that cannot run.
 
         Returns
         -------
         str or None
             None if nothing is missing, and if its table is set: faults in the table are an error.
         """
-        if name in self.settings.backends:
-            return None
         try:
-            _, problems = self._check(self._manager.describe(name))
+            spec = self._manager.describe(name)
+            if name not in self.settings.backends:
+                _, problems = self._check(spec)
+                if problems:
+                    return "; ".join(each.text for each in problems)
+            if spec.parts is not None:
+                self.runnable(name)
         except PluginError as error:
             return str(error)
-        return "; ".join(each.text for each in problems) or None
+        return None
 
     def runnable(self, name: str, within: tuple[str, ...] = ()) -> BackendSpec:
         """Describe a backend that is asked for by its name.

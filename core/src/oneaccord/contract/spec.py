@@ -87,7 +87,8 @@ class BackendSpec:
     install
         The command that helps if it cannot.
     auto_priority
-        With ``backend = "auto"``, the highest number wins among the backends that can run. A backend with None is never chosen.
+        With ``backend = "auto"``, the highest number wins among the backends that can run. A backend with None is never chosen, and
+        one with ``parts`` only if there are several hosts, one of them with several ranks.
     one_host
         Whether all ranks must be on one host. If they are not, ``auto`` passes it over.
     selection

@@ -33,6 +33,7 @@ class _Candidate(msgspec.Struct, frozen=True):
     name: str
     priority: int
     one_host: bool
+    composed: bool = False
 
 
 class _Card(msgspec.Struct, frozen=True):
@@ -45,7 +46,8 @@ class _Card(msgspec.Struct, frozen=True):
 def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: Deadline) -> None:
     """Start the best backend that every rank has and that starts on all of them; ``job.backend_name`` is its name then.
 
-    The highest `BackendSpec.auto_priority` wins; backends for ranks of one host are skipped if there are several hosts.
+    The highest `BackendSpec.auto_priority` wins. Backends for ranks of one host are skipped if there are several hosts, and backends
+    that are composed of others unless there are several hosts, one of them with several ranks.
 
     Raises
     ------
@@ -55,7 +57,9 @@ def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: D
         The job ended meanwhile.
     """
     specs, _ = candidates(plugins, resolved.lacking)
-    own = _Card(_system(), [_Candidate(spec.name, spec.auto_priority or 0, spec.one_host) for spec in specs])
+    own = _Card(
+        _system(), [_Candidate(spec.name, spec.auto_priority or 0, spec.one_host, spec.parts is not None) for spec in specs]
+    )
     answers = job.control.exchange("the choice of a backend", write_card(own), deadline)[0]
     names, reasons = _rank(job.read_cards(answers, _Card, "the choice of a backend"))
     for name, reason in reasons:
@@ -87,7 +91,9 @@ def _rank(cards: list[_Card]) -> tuple[list[str], list[tuple[str, str]]]:
     for rank, card in enumerate(cards):
         for candidate in card.candidates:
             known.setdefault(candidate.name, []).append((rank, candidate))
-    several = len({card.system for card in cards}) > 1
+    systems = {card.system for card in cards}
+    several = len(systems) > 1
+    mixed = several and len(systems) < len(cards)
     order: list[tuple[int, str]] = []
     passed_over: list[tuple[str, str]] = []
     for name, having in sorted(known.items()):
@@ -96,6 +102,8 @@ def _rank(cards: list[_Card]) -> tuple[list[str], list[tuple[str, str]]]:
             passed_over.append((name, f"rank {min(lacking)} cannot run it"))
         elif several and any(candidate.one_host for _, candidate in having):
             passed_over.append((name, "it is for ranks of one host, but these are on several"))
+        elif not mixed and any(candidate.composed for _, candidate in having):
+            passed_over.append((name, "it is for several hosts with several ranks each"))
         else:
             order.append((-max(candidate.priority for _, candidate in having), name))
     return [name for _, name in sorted(order)], passed_over

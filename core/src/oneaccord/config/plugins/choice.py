@@ -59,12 +59,13 @@ def weigh(
     manager, lacking
         As for `candidates`.
     one_host
-        Whether all ranks are on one host; ``False`` passes over the backends that need it.
+        Whether all ranks are on one host; ``False`` passes over the backends that need it, and ``True`` those that are composed of others.
     """
     specs, passed_over = _candidates(manager, lacking)
-    if not one_host:
-        passed_over += [(spec.name, "it is for ranks of one host") for spec in specs if spec.one_host]
-        specs = [spec for spec in specs if not spec.one_host]
+    unfit = {spec.name for spec in specs if (spec.parts is not None if one_host else spec.one_host)}
+    reason = "it is for several hosts with several ranks each" if one_host else "it is for ranks of one host"
+    passed_over += [(name, reason) for name in sorted(unfit)]
+    specs = [spec for spec in specs if spec.name not in unfit]
     return (specs[0].name if specs else None), _with_the_others(specs, passed_over)
 
 
