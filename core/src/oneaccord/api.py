@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from oneaccord.contract.cards import read_cards, write_card
     from oneaccord.contract.config import BackendConfig
     from oneaccord.contract.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
-    from oneaccord.contract.launcher import Ask, Host, HostLauncher, LauncherSpec
+    from oneaccord.contract.launcher import Ask, Host, HostLauncher, JobLauncher, LauncherSpec, WholeJob
     from oneaccord.contract.observe import OperationEvent
     from oneaccord.contract.runtime import Condition, Place, Runtime
     from oneaccord.control.recorder import FlightRecorder, Record
@@ -137,6 +137,7 @@ __all__ = [
     "InternalError",
     "Jitter",
     "JitterSource",
+    "JobLauncher",
     "KeyValueStore",
     "Launch",
     "LaunchRequest",
@@ -184,6 +185,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "Variable",
+    "WholeJob",
     "Work",
     "Worker",
     "WorkerLauncher",
@@ -243,7 +245,7 @@ _HOMES = {
     "Network": "oneaccord.schedule.simulation.network",
     "NetworkLevel": "oneaccord.schedule.simulation.network:Level",
     "OperationEvent": "oneaccord.contract.observe",
-    **dict.fromkeys(("Ask", "Host", "HostLauncher", "LauncherSpec"), "oneaccord.contract.launcher"),
+    **dict.fromkeys(("Ask", "Host", "HostLauncher", "JobLauncher", "LauncherSpec", "WholeJob"), "oneaccord.contract.launcher"),
     **dict.fromkeys(("FlightRecorder", "Record"), "oneaccord.control.recorder"),
     **dict.fromkeys(("Condition", "Place", "Runtime"), "oneaccord.contract.runtime"),
     "Path": "oneaccord.schedule.simulation.paths",

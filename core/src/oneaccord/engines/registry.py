@@ -12,16 +12,16 @@ from pydantic import ValidationError
 from oneaccord.common.installing import install_command
 from oneaccord.config.plugins.installed import did_you_mean
 from oneaccord.contract.config import BackendConfig
-from oneaccord.contract.launcher import HostLauncher, LauncherSpec
+from oneaccord.contract.launcher import HostLauncher, JobLauncher, LauncherSpec
 from oneaccord.contract.workers import WorkerLauncher
 from oneaccord.engines.host_workers import HostWorkers
 from oneaccord.engines.local import LocalOptions
 from oneaccord.errors import BackendUnavailableError, PluginError, UsageError
 
-__all__ = ["describe_launcher", "launcher_names", "make_host_launcher", "make_launcher", "options_of"]
+__all__ = ["describe_launcher", "launcher_names", "make_host_launcher", "make_job_launcher", "make_launcher", "options_of"]
 
 _GROUP = "oneaccord.launchers"
-_OWN = {name: f"oneaccord[{name}]" for name in ("dask", "ray", "slurm", "ssh")} | {"pbs": "oneaccord[slurm]"}
+_OWN = {name: f"oneaccord[{name}]" for name in ("dask", "kubernetes", "ray", "slurm", "ssh")} | {"pbs": "oneaccord[slurm]"}
 """The launchers of this project that are distributions of their own, and what installs them."""
 
 
@@ -76,6 +76,11 @@ def make_launcher(name: str, options: Mapping[str, Any]) -> WorkerLauncher:
         own = {key: value for key, value in options.items() if key in LocalOptions.__dataclass_fields__}
         others = {key: value for key, value in options.items() if key not in own}
         return HostWorkers(make_host_launcher(name, others), LocalOptions(**own))
+    if spec.kind == "jobs":
+        raise UsageError(
+            f"the launcher {name!r} runs programs, and has no way to send a function to them: put the function in a script, and start it by "
+            f"oneaccord run --on {name} -n NUMBER script.py"
+        )
     launcher: WorkerLauncher = _make(spec, options)
     return launcher
 
@@ -106,6 +111,18 @@ def make_host_launcher(name: str, options: Mapping[str, Any]) -> HostLauncher:
     return launcher
 
 
+def make_job_launcher(name: str, options: Mapping[str, Any]) -> JobLauncher:
+    """Return a new launcher of whole jobs, whether or not its engine is there.
+
+    Raises
+    ------
+    UsageError, PluginError
+        As for `describe_launcher`; or an option is unknown or wrong.
+    """
+    launcher: JobLauncher = _configured(describe_launcher(name), options)
+    return launcher
+
+
 def options_of(name: str) -> type[BackendConfig]:
     """Return the model of a launcher's options."""
     kind: type[BackendConfig] = _load(describe_launcher(name).config, name)
@@ -118,6 +135,11 @@ def _make(spec: LauncherSpec, options: Mapping[str, Any]) -> Any:
         raise BackendUnavailableError(
             f"the launcher {name!r} cannot be used here: {reason}; try: {install_command(spec.install)}"
         )
+    return _configured(spec, options)
+
+
+def _configured(spec: LauncherSpec, options: Mapping[str, Any]) -> Any:
+    name = spec.name
     kind: type[BackendConfig] = _load(spec.config, name)
     try:
         config = kind(**options)

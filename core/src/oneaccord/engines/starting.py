@@ -10,9 +10,10 @@ from typing import Any, get_origin
 
 from oneaccord.common.variables import Variable, of_setting
 from oneaccord.contract.launcher import Ask
+from oneaccord.engines.commands import whole_job
 from oneaccord.engines.hostfile import read_hostfile, read_hosts
-from oneaccord.engines.hosts import run_on_hosts
-from oneaccord.engines.registry import make_host_launcher, options_of
+from oneaccord.engines.hosts import passed_on, run_on_hosts
+from oneaccord.engines.registry import describe_launcher, make_host_launcher, make_job_launcher, options_of
 from oneaccord.errors import InvalidWorldSizeError, UsageError
 from oneaccord.local.groups import all_signals
 from oneaccord.local.launching import Launch
@@ -77,6 +78,9 @@ def start_on(
         if "hosts" not in known:
             raise UsageError(f"the launcher {on!r} finds the hosts itself: leave --hosts and --hostfile out")
         given["hosts"] = read_hosts(hosts) if hosts is not None else read_hostfile(Path(str(hostfile)))
+    if describe_launcher(on).kind == "jobs":
+        whole = whole_job(job, {"backend": backend, "config": config, "record": record, "run-id": run_id}, passed_on())
+        return make_job_launcher(on, given).run(Ask(job.ranks, per_host), whole)
     launcher = make_host_launcher(on, given)
     chosen = {
         str(Variable.RUN_ID): run_id,
