@@ -127,6 +127,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes oneaccord_dask --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_gloo --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_hybrid --ignoreexternal
+	$(PYRIGHT) --verifytypes oneaccord_kubernetes --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_lab --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_mpi --ignoreexternal
 	$(PYRIGHT) --verifytypes oneaccord_native --ignoreexternal

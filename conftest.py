@@ -47,7 +47,7 @@ _LEFT_OUT = pytest.StashKey[Counter[str]]()
 _ELSEWHERE = {
     "gpu": "that need a GPU (make test-gpu)",
     "peers": "that need torch, MPI, UCX, UCC or CuPy (make test-peers)",
-    "engines": "that need a real Slurm, sshd, Ray or Dask (make test-engines)",
+    "engines": "that need a real Slurm, sshd, Ray or Dask, or the client of Kubernetes (make test-engines)",
     "long": "that take long (make test-all)",
 }
 """What is left out by its marker, and how it is run; a test with two markers counts for the first."""

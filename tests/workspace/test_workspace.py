@@ -27,6 +27,7 @@ PROJECTS = [
     "plugins/dask",
     "plugins/gloo",
     "plugins/hybrid",
+    "plugins/kubernetes",
     "plugins/mpi",
     "plugins/nccl",
     "plugins/ray",

@@ -1,0 +1,1 @@
+"""A launcher of oneaccord for Kubernetes."""
