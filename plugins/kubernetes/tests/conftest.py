@@ -37,6 +37,7 @@ class Pod:
         self.meta = {"name": name, "uid": str(uuid.uuid4()), "labels": labels, "annotations": {_INDEX: str(index)}}
         self.meta["creationTimestamp"] = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         self.spec, self.lines, self.process, self.ended_at = template["spec"], list[str](), None, ""
+        self.is_deleted = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -59,15 +60,19 @@ class Pod:
     def _run(self) -> None:
         (container,) = self.spec["containers"]
         until = time.monotonic() + 20
-        while True:  # as a kubelet does: the Secret may come after the pod
+        environ: dict[str, str] = {}
+        while not self.is_deleted:  # as a kubelet does: the Secret may come after the pod
             try:
                 environ = self._environ(container)
                 break
             except KeyError:
                 assert time.monotonic() < until
                 time.sleep(0.05)
-        while self.cluster.waits:
+        while self.cluster.waits and not self.is_deleted:
             time.sleep(0.05)
+        if self.is_deleted:
+            self.ended_at = _now()
+            return
         # No names are served here: the first pod's becomes an address of this host.
         words = [expanded(each, environ) for each in container["command"]]
         words = [re.sub(r"^[\w-]+-0\.[\w-]+:", f"{self.cluster.address}:", each) for each in words]
@@ -89,7 +94,7 @@ class Pod:
 
     @property
     def code(self) -> int | None:
-        code = None if not self.ended_at else self.process.returncode
+        code = None if not self.ended_at else -signal.SIGTERM if self.process is None else self.process.returncode
         return 128 - code if code is not None and code < 0 else code
 
     def shown(self) -> dict[str, Any]:
@@ -109,6 +114,7 @@ class Pod:
         return {"metadata": self.meta, "status": {"phase": phase, "containerStatuses": [status]}}
 
     def kill(self, number: int = signal.SIGTERM) -> None:
+        self.is_deleted = True
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
@@ -169,7 +175,6 @@ class FakeCluster:
         self.kubeconfig.write_text(json.dumps({**config, "users": [{"name": "me", "user": {}}]}))
 
     def close(self) -> None:
-        self.waits = None
         for pod in self.pods:
             pod.kill(signal.SIGKILL)
             pod.thread.join(10)
