@@ -33,8 +33,11 @@ def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the new distribution, installed from its wheel; the source stands beside it."""
-    folder = tmp_path_factory.mktemp("new")
-    assert new("carrier-dove", "--folder", str(folder / "source")) == 0
+    return installed(tmp_path_factory.mktemp("new"), "carrier-dove")
+
+
+def installed(folder: Path, *words: str) -> Path:
+    assert new(*words, "--folder", str(folder / "source")) == 0
     build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*build, "--target", str(folder / "site"), str(folder / "source")], check=True, timeout=PATIENCE_S)
     return folder / "site"
@@ -79,6 +82,51 @@ def test_the_tests_of_a_new_distribution_pass(site: Path) -> None:
 def test_the_types_of_a_new_distribution_are_complete(site: Path) -> None:
     done = run(site, "-m", "mypy", "--strict", "--no-incremental", "-p", "oneaccord_carrier_dove")
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", ["hosts", "workers"])
+def test_a_new_launcher_runs_ranks_and_conforms(kind: str, tmp_path: Path) -> None:
+    site = installed(tmp_path, "--launcher", "--kind", kind, "wild-geese")
+    source = tmp_path / "source"
+    files = [path for path in source.rglob("*") if path.is_file()]
+    assert source / "src" / "oneaccord_wild_geese" / "launcher.py" in files
+    assert not [path for path in files if any(word in path.read_text() for word in ("pigeon", "heron", "stork"))]
+    assert "launcher wild-geese: " in run(site, "-m", "oneaccord", "doctor").stdout
+    (tmp_path / "program.py").write_text(
+        "import oneaccord as oa\n"
+        "def total(group):\n"
+        "    return sum(group.all_gather_object(group.rank))\n"
+        "if __name__ == '__main__':\n"
+        "    print(oa.launch(total, 3, on='wild-geese', timeout_s=60))\n"
+    )
+    done = run(site, "program.py")
+    assert (done.returncode, done.stdout) == (0, "[3, 3, 3]\n"), done.stderr
+    tests = run(site, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(source / "tests"))
+    assert tests.returncode == 0, tests.stdout
+
+
+def test_a_new_launcher_of_hosts_is_the_default_and_runs_programs(tmp_path: Path) -> None:
+    site = installed(tmp_path, "wild-geese", "--launcher")
+    (tmp_path / "program.py").write_text("import oneaccord as oa\nwith oa.init() as group:\n    print(group.world_size)\n")
+    done = run(site, "-m", "oneaccord", "run", "--on", "wild-geese", "-n", "3", "--hosts", "a:1,b:2", "program.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [f"[{rank}] 3" for rank in range(3)]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--launcher", "local"), "the name 'local' is taken"),
+        (("--launcher", "ssh"), "the name 'ssh' is taken"),
+        (("--launcher", "Geese"), "'Geese' cannot be the name of a launcher"),
+        (("--kind", "workers", "geese"), "--kind workers is for a launcher: give --launcher too"),
+    ],
+)
+def test_a_new_launcher_that_cannot_be_is_refused(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert new(*words, "--folder", str(tmp_path / "new")) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["Dove", "2doves", "white dove", "dove-", "dove--white", "döve", "../dove", ""])

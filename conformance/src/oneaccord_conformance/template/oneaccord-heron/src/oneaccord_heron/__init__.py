@@ -1,0 +1,1 @@
+"""The launcher heron of oneaccord."""

@@ -1,0 +1,1 @@
+"""The launcher stork of oneaccord."""
