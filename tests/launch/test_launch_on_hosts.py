@@ -107,6 +107,18 @@ def test_ranks_on_a_host_that_hangs_miss_their_deadline(tmp_path: Path) -> None:
             ranks.run(echoes, np.arange(1 << 20), timeout_s=3.0)  # more than the pipe takes
 
 
+def variables(group: oa.Group, *names: str) -> list[str | None]:
+    return [os.environ.get(name) for name in names]
+
+
+def test_launch_on_hosts_passes_variables_that_tune_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_DEBUG", "MY_FLAG", "LEFT"):
+        monkeypatch.setenv(name, "set here")
+    options = {"shell": 'exec env -u NCCL_DEBUG -u MY_FLAG -u LEFT "$@"', "environ": {"MY_FLAG": "given"}}
+    found = oa.launch(variables, 3, on="here", args=("NCCL_DEBUG", "MY_FLAG", "LEFT"), timeout_s=LONG_S, options=options)
+    assert found == [["set here", "given", None]] * 3
+
+
 def test_launch_on_hosts_cancel_ends_all(tmp_path: Path) -> None:
     job = oa.launch_async(loops, 4, on="here", args=(str(tmp_path),))
     pids = pids_in(tmp_path, 4)

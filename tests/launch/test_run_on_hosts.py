@@ -161,6 +161,88 @@ def test_hosts_secret_is_with_the_ranks_alone(here: Runner) -> None:
     assert job.finish()[0] == 0
 
 
+SHOWS = """
+import os
+names = ("NCCL_DEBUG", "OMP_NUM_THREADS", "ONEACCORD_TIMEOUT_S", "MY_FLAG", "MY_TOKEN", "LEFT", "PATH", "ONEACCORD_RANK")
+print({name: os.environ.get(name) for name in names})
+try:
+    import beside
+    print(beside.WORD)
+except ImportError:
+    print("no module")
+"""
+
+
+def test_hosts_get_variables_that_tune_ranks_and_those_of_env(here: Runner) -> None:
+    modules = here.folder / "modules"
+    modules.mkdir()
+    (modules / "beside.py").write_text("WORD = 'found beside'")
+    path = os.pathsep.join([str(modules), here.variables["PYTHONPATH"]])
+    # What the hosts have of their own: this command's variables would be there too, because its hosts are here.
+    there = 'exec env -u NCCL_DEBUG -u OMP_NUM_THREADS -u MY_TOKEN -u LEFT -u ONEACCORD_TIMEOUT_S PATH=/theirs PYTHONPATH="$THEIRS" "$@"'
+    given = {
+        "NCCL_DEBUG": "WARN",
+        "OMP_NUM_THREADS": "3",
+        "ONEACCORD_TIMEOUT_S": "77",
+        "MY_TOKEN": "t0ken",
+        "LEFT": "here",
+        "ONEACCORD_RANK": "9",
+    }
+    words = [
+        "-n",
+        "2",
+        "--per-host",
+        "1",
+        "--env",
+        "MY_FLAG=a=b c",
+        "--env",
+        "MY_TOKEN",
+        "--option",
+        f"shell={there}",
+        "--no-prefix",
+    ]
+    theirs, here.variables["PYTHONPATH"] = here.variables["PYTHONPATH"], path
+    job = here.start(SHOWS, words=words, **given, THEIRS=theirs)
+    code, out, err = job.finish()
+    assert (code, err) == (0, "")
+    found = {
+        "NCCL_DEBUG": "WARN",
+        "OMP_NUM_THREADS": "3",
+        "ONEACCORD_TIMEOUT_S": "77",
+        "MY_FLAG": "a=b c",
+        "MY_TOKEN": "t0ken",
+        "LEFT": None,
+        "PATH": "/theirs",
+        "ONEACCORD_RANK": None,
+    }
+    assert sorted(out.splitlines()) == sorted([str(found), "found beside"] * 2)
+
+
+def test_run_env_holds_for_ranks_of_this_host(here: Runner) -> None:
+    here.words = ["-n", "2", "--env", "MY_FLAG=1", "--env", "OMP_NUM_THREADS=5", "--env", "LEFT"]
+    code, out, err = here.start(SHOWS, LEFT="here").finish()
+    assert (code, err) == (0, "")
+    assert out.count("'OMP_NUM_THREADS': '5'") == 2
+    assert out.count("'MY_FLAG': '1'") == out.count("'LEFT': 'here'") == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("NOT_SET", "--env NOT_SET: the variable is not set here; set it, or write --env NOT_SET=VALUE"),
+        ("ONEACCORD_SECRET=x", "each job has a secret of its own"),
+        ("RANK=0", "--env RANK: the launcher sets this variable for each rank"),
+        ("=x", "write NAME=VALUE"),
+    ],
+    ids=["not set", "secret", "rank", "no name"],
+)
+@pytest.mark.parametrize("words", [["--on", "here"], []], ids=["hosts", "one host"])
+def test_run_env_that_cannot_be_is_refused(here: Runner, words: list[str], word: str, message: str) -> None:
+    here.words = words
+    code, out, err = here.run(SHOWS, words=["-n", "2", "--env", word])
+    assert (code, out, message in err) == (2, "", True), err
+
+
 def test_hosts_two_jobs_at_once(here: Runner) -> None:
     jobs = [here.start(LOOPS, words=["-n", "3"], name=name) for name in ("one", "two")]
     for job in jobs:

@@ -56,7 +56,7 @@ _OF_OTHERS: Final = {
         "--map-by",
     ): "it is mpirun's: leave it out, or write --backend mpi and set OMPI_MCA_ variables",
     ("-ppn", "-npernode", "--npernode"): "write --per-host NUMBER, with --on NAME",
-    ("-x",): "leave it out: ranks get the whole environment",
+    ("-x", "-genv", "-env"): "write --env NAME=VALUE, or with --on, --env NAME; ranks of this host get the whole environment",
     ("-verbose",): "write --verbose",
     ("--standalone", "--oversubscribe", "--rdzv-backend", "--allow-run-as-root"): "leave it out",
 }
@@ -130,6 +130,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     basic.add_argument("-m", "--module", dest="is_module", action="store_true", help=text)
     basic.add_argument("--backend", metavar="NAME", help="The backend, instead of that of the configuration.")
     basic.add_argument("--config", metavar="FILE", help="The configuration file.")
+    text = (
+        "A variable for the ranks; may be given several times. NAME alone sends the value that it has here to other hosts, which otherwise get those that "
+        "tune oneaccord and the libraries of ranks: ONEACCORD_*, NCCL_*, UCX_*, OMP_*, PYTHONPATH and a few more."
+    )
+    basic.add_argument("--env", dest="variables", action="append", default=[], metavar="NAME[=VALUE]", help=text)
     text = "How many seconds ranks may take to end after SIGTERM, SIGHUP or Ctrl-C, before they are killed; 30 unless given."
     basic.add_argument("--grace", dest="grace_s", type=float, metavar="SECONDS", help=text)
     text = "Start a Python for each rank, instead of forking one that has imported NumPy."
@@ -204,7 +209,7 @@ def run(words: Sequence[str]) -> int:
     program: list[str] = given.pop("words")
     # Versions of Python differ in whether a -- before the program is left there.
     target, *args = program[1:] if program[0] == "--" else program
-    choices: dict[str, Any] = {name: given.pop(name) for name in ("backend", "config", "record", "run_id")}
+    choices: dict[str, Any] = {name: given.pop(name) for name in ("backend", "config", "record", "run_id", "variables")}
     elsewhere = {name: given.pop(name) for name in ("on", "hosts", "hostfile", "per_host", "options")}
     if given["ranks"] == _AUTO:
         given["ranks"], choices["is_auto"] = 1, True

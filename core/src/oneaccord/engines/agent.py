@@ -169,6 +169,8 @@ def _run(driver: _Driver, order: dict[str, Any]) -> None:
                 "option folder, or make it"
             ) from error
     os.environ.update(order["variables"])
+    # Ranks read it when they begin. This process has begun, and imports the plugins of the configuration.
+    sys.path += [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
     if "workers" in order:
         _serve(driver, order)
     else:

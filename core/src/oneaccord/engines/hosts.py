@@ -41,6 +41,15 @@ _LATE_S: Final = 10.0
 _STOP_S: Final = 30.0
 _READ_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 1 << 12
+_TUNES: Final = (
+    PREFIX,
+    *("NCCL_", "UCX_", "UCC_", "GLOO_", "FI_"),
+    *("OMP_", "MKL_", "OPENBLAS_"),
+    *("TORCH_NCCL_", "JAX_", "XLA_"),
+)
+"""How variables begin that tune a library of the ranks, and are usually meant for all hosts. Those that say how one host is laid out, such as PATH, HOME,
+LD_LIBRARY_PATH or CUDA_VISIBLE_DEVICES, come from each host."""
+_ABOUT_PYTHON: Final = ("PYTHONHASHSEED", "PYTHONPATH", "PYTHONWARNINGS")
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -89,6 +98,7 @@ def run_on_hosts(
     *,
     backend: str | None = None,
     config: str | None = None,
+    variables: Mapping[str, str] | None = None,
     shown: tuple[Screen, Screen] | None = None,
     deadline: Deadline | None = None,
 ) -> int:
@@ -104,6 +114,8 @@ def run_on_hosts(
         The program, its arguments and its options; the numbers of ranks and hosts come from ``ask`` and the hosts.
     backend, config
         As for `oneaccord.init`, on the ranks. A configuration file must lie on the hosts too.
+    variables
+        Variables for the ranks, besides those of `passed_on`.
     shown
         What shows standard output and standard error; by default the files 1 and 2.
     deadline
@@ -127,7 +139,7 @@ def run_on_hosts(
     try:
         shares = share_out(launcher.allocate(ask, deadline or Deadline(ALLOCATE_S)), ask)
         with _Driver(launcher, shares, job, shown or screens(1, 2)) as driver:
-            driver.start(backend, config)
+            driver.start(backend, config, {**passed_on(), **(variables or {})})
             return driver.wait()
     finally:
         launcher.release()
@@ -138,7 +150,8 @@ def passed_on() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if (name.startswith(PREFIX) and name not in OF_ONE_RANK and name != Variable.SECRET) or name == "PYTHONHASHSEED"
+        if name.startswith(_TUNES) or (name in _ABOUT_PYTHON and value)
+        if name not in OF_ONE_RANK and name != Variable.SECRET
     }
 
 
@@ -255,10 +268,9 @@ class _Driver:
                     pipe.close()
         self._cleanup.close()
 
-    def start(self, backend: str | None, config: str | None) -> None:
+    def start(self, backend: str | None, config: str | None, variables: Mapping[str, str]) -> None:
         """Start the agents, and let the ranks begin when all hosts are ready."""
         secret, total = secrets.token_hex(32), self._shares[-1].ranks.stop
-        variables = passed_on()
         run = {str(Variable.RUN_ID): os.environ.get(Variable.RUN_ID) or secrets.token_hex(8)}
         for index, share in enumerate(self._shares):
             host = share.host

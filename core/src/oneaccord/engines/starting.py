@@ -17,6 +17,7 @@ from oneaccord.engines.registry import describe_launcher, make_host_launcher, ma
 from oneaccord.errors import InvalidWorldSizeError, UsageError
 from oneaccord.local.groups import all_signals
 from oneaccord.local.launching import Launch
+from oneaccord.local.variables import given_variables
 
 __all__ = ["start_on"]
 
@@ -35,6 +36,7 @@ def start_on(
     record: str | None = None,
     run_id: str | None = None,
     is_auto: bool = False,
+    variables: Sequence[str] = (),
 ) -> int:
     """Start the ranks of a job on the hosts of a launcher, wait for their end, and return the exit code.
 
@@ -46,7 +48,7 @@ def start_on(
         The name of the launcher.
     hosts, hostfile, per_host, options
         What the options of these names say; None or empty if they are not given.
-    backend, config, record, run_id, is_auto
+    backend, config, record, run_id, is_auto, variables
         As for `oneaccord.local.starting.start`.
 
     Raises
@@ -70,25 +72,26 @@ def start_on(
         )
     if job.max_ranks is not None:
         raise UsageError(f"--max-ranks {job.max_ranks} with --on {on}: spares are for one host; leave --max-ranks out")
+    given = given_variables(variables)
     known = options_of(on).model_fields
-    given = dict(_option(on, each, known) for each in options)
+    wanted = dict(_option(on, each, known) for each in options)
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile both name the hosts: give one of them")
     if hosts is not None or hostfile is not None:
         if "hosts" not in known:
             raise UsageError(f"the launcher {on!r} finds the hosts itself: leave --hosts and --hostfile out")
-        given["hosts"] = read_hosts(hosts) if hosts is not None else read_hostfile(Path(str(hostfile)))
+        wanted["hosts"] = read_hosts(hosts) if hosts is not None else read_hostfile(Path(str(hostfile)))
     if describe_launcher(on).kind == "jobs":
-        whole = whole_job(job, {"backend": backend, "config": config, "record": record, "run-id": run_id}, passed_on())
-        return make_job_launcher(on, given).run(Ask(job.ranks, per_host), whole)
-    launcher = make_host_launcher(on, given)
+        choices = {"backend": backend, "config": config, "record": record, "run-id": run_id}
+        return make_job_launcher(on, wanted).run(Ask(job.ranks, per_host), whole_job(job, choices, {**passed_on(), **given}))
+    launcher = make_host_launcher(on, wanted)
     chosen = {
         str(Variable.RUN_ID): run_id,
         of_setting("recorder", "directory"): None if record is None else str(Path(record).absolute()),
     }
     job = replace(job, environ={name: value for name, value in chosen.items() if value is not None})
     where = None if config is None else os.path.abspath(config)  # noqa: PTH100 - a path of the hosts, which may not be here
-    return run_on_hosts(launcher, Ask(job.ranks, per_host), job, backend=backend, config=where)
+    return run_on_hosts(launcher, Ask(job.ranks, per_host), job, backend=backend, config=where, variables=given)
 
 
 def _option(on: str, text: str, known: Any) -> tuple[str, Any]:

@@ -15,10 +15,10 @@ from oneaccord.common.variables import Variable, of_setting
 from oneaccord.errors import ConfigError, UsageError
 from oneaccord.local.forked import ForkServer, fork_server
 from oneaccord.local.groups import all_signals
-from oneaccord.local.variables import shared_variables, with_hash_seed
+from oneaccord.local.variables import given_variables, shared_variables, with_hash_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from oneaccord.contract.backend import LaunchRequest
     from oneaccord.local.launching import Launch
@@ -36,6 +36,7 @@ def start(
     run_id: str | None = None,
     *,
     is_auto: bool = False,
+    variables: Sequence[str] = (),
 ) -> int:
     """Start the ranks, wait for their end, and return the exit code: 130 if Ctrl-C came before there was anybody to hear of it.
 
@@ -47,6 +48,8 @@ def start(
         The options of these names, for the ranks; None if one is not given.
     is_auto
         Whether to start as many ranks as this host has room for, in place of the job's number.
+    variables
+        As for `oneaccord.local.variables.given_variables`. They hold for this process too, as if they were set before the command.
 
     Raises
     ------
@@ -61,6 +64,7 @@ def start(
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _end_by)
+    os.environ.update(given_variables(variables))
     doing = "was reading the configuration and looking for the backend"
     # It makes the imports of the ranks while the configuration is read here, and so comes before all imports of this process itself.
     server, environ = None, dict(os.environ)

@@ -1,14 +1,54 @@
-"""The variables that all ranks of a host share."""
+"""The variables that all ranks of a host share, and those that the command line adds."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from oneaccord.common.processors import processors
 from oneaccord.common.variables import OF_ONE_RANK, Variable
+from oneaccord.errors import UsageError
 
-__all__ = ["shared_variables", "with_hash_seed"]
+__all__ = ["given_variables", "shared_variables", "with_hash_seed"]
+
+_OF_TORCHRUN: Final = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+    }
+)
+"""The variables of torchrun that each rank gets."""
+
+
+def given_variables(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that the options ``--env NAME`` and ``--env NAME=VALUE`` mean.
+
+    Parameters
+    ----------
+    words
+        What stands behind each ``--env``.
+
+    Raises
+    ------
+    UsageError
+        It is no name of a variable, or of one that is not set here, or the launcher itself sets the variable.
+    """
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or "\0" in word:
+            raise UsageError(f"--env {word!r}: write NAME=VALUE, or the NAME of a variable that is set here")
+        if name == Variable.SECRET:
+            raise UsageError(
+                f"--env {name}: every process of this host can read a command line, and each job has a secret of its own; leave it out"
+            )
+        if name in OF_ONE_RANK | _OF_TORCHRUN:
+            raise UsageError(f"--env {name}: the launcher sets this variable for each rank; leave it out")
+        if not equals and name not in os.environ:
+            raise UsageError(f"--env {name}: the variable is not set here; set it, or write --env {name}=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found
 
 
 def shared_variables(ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
