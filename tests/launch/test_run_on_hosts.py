@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,19 @@ def test_hosts_signal_to_the_driver_ends_all(here: Runner, number: signal.Signal
     code, _, err = job.finish()
     assert (code, f"ended by {number.name}" in err) == (128 + number, True)
     await_gone(pids)
+
+
+def test_hosts_signal_ends_a_driver_whose_host_reads_nothing(here: Runner) -> None:
+    # The order is longer than a pipe holds.
+    shell = f'if [ $0 = {B} ]; then touch "{here.folder}/hangs"; exec sleep 600; fi; exec "$@"'
+    job = here.start(ADDS, *["x" * 100_000] * 3, words=["-n", "4", "--option", f"shell={shell}"])
+    until = time.monotonic() + WAIT_S
+    while not (here.folder / "hangs").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(job.pid, signal.SIGINT)
+    code, _, err = job.finish()
+    assert (code, "ended by SIGINT, while the hosts were getting ready" in err) == (130, True)
 
 
 def test_hosts_killed_driver_leaves_nothing(here: Runner) -> None:

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import pickle
-import queue
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from oneaccord.contract.workers import Worker, WorkerLost
 from oneaccord.engines.agent import MARK, START_S
 from oneaccord.engines.hosts import Share, how_ended, passed_on, raise_refused, share_out, start_agent
 from oneaccord.engines.local import LocalOptions
+from oneaccord.engines.outbox import Outbox
 from oneaccord.errors import DeadlineError, OneAccordError, RendezvousError
 
 __all__ = ["HostWorkers"]
@@ -96,7 +96,7 @@ class HostWorkers:
                 return
             self._is_stopped = True
         for agent in self._agents:
-            agent.send({"stop": True})
+            agent.outbox.send(stop=True)
         until = Deadline(self._options.grace_s + _END_S)
         for agent in self._agents:
             agent.close(until)
@@ -110,7 +110,8 @@ class _Agent:
         self.share = share
         self._process: subprocess.Popen[bytes] = start_agent(launcher, share.host)
         self._lock = threading.Lock()
-        self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        assert self._process.stdin is not None
+        self.outbox = Outbox(self._process.stdin)
         self._count = itertools.count()
         self._pending: dict[int, Future[Any]] = {}
         self._noise = bytearray()
@@ -119,16 +120,11 @@ class _Agent:
         self._gone: str | None = None
         given = {"options": asdict(options), "first_rank": share.ranks.start, "total": total, "ranks": len(share.ranks)}
         self._threads = [
-            Thread(target=target, name="oneaccord-host", daemon=True)
-            for target in (self._read_answers, self._read_noise, self._write)
+            Thread(target=target, name="oneaccord-host", daemon=True) for target in (self._read_answers, self._read_noise)
         ]
         for thread in self._threads:
             thread.start()
-        self.send({**order, "folder": share.host.folder, "workers": {**given, "path": order["path"]}})
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a line, and return at once; if the agent is gone, it is lost."""
-        self._unsent.put(json.dumps(message).encode() + b"\n")
+        self.outbox.send(**order, folder=share.host.folder, workers={**given, "path": order["path"]})
 
     def await_ready(self, deadline: Deadline) -> None:
         """Wait until the workers are there."""
@@ -152,7 +148,7 @@ class _Agent:
             future.set_exception(self._lost(gone))
             return future
         packed = base64.b64encode(pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)).decode()
-        self.send({"call": [number, index, packed]})
+        self.outbox.send(call=[number, index, packed])
         return future
 
     def close(self, deadline: Deadline) -> None:
@@ -162,21 +158,14 @@ class _Agent:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._unsent.put(None)
+        self.outbox.close()
+        self.outbox.join(_END_S)
         for thread in self._threads:
             thread.join(_END_S)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for pipe in (self._process.stdout, self._process.stderr):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-
-    def _write(self) -> None:
-        """Write what is to be sent: in a thread, because a host that hangs reads nothing, and callers have deadlines."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            while (line := self._unsent.get()) is not None:
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
 
     def _read_answers(self) -> None:
         assert self._process.stdout is not None

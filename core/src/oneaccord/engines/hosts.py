@@ -22,6 +22,7 @@ from oneaccord.common.variables import OF_ONE_RANK, PREFIX, Variable
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.launcher import Ask, Host, HostLauncher
 from oneaccord.engines.agent import MARK, START_S, as_ended
+from oneaccord.engines.outbox import Outbox
 from oneaccord.errors import DeadlineError, OneAccordError, RendezvousError, UsageError
 from oneaccord.local.failure import Ended, Failure, conclude
 from oneaccord.local.groups import signals_as_bytes
@@ -195,6 +196,7 @@ class _Agent:
 
     share: Share
     process: subprocess.Popen[bytes]
+    outbox: Outbox
     held: bytes = b""
     noise: bytearray = field(default_factory=bytearray)
     """The end of what was written that is neither output nor an answer."""
@@ -215,13 +217,6 @@ class _Agent:
     def runs(self) -> bool:
         """Whether its ranks may still run."""
         return self.report is None and not self.lost
-
-    def send(self, **message: Any) -> None:
-        """Send a line; if nothing reads it any more, it is lost."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
 
     def end_of_noise(self) -> str:
         return self.noise.decode(errors="replace").strip()
@@ -253,9 +248,7 @@ class _Driver:
 
     def __exit__(self, *_: object) -> None:
         for agent in self._agents:  # the end of its standard input ends an agent, with its ranks
-            assert agent.process.stdin is not None
-            with contextlib.suppress(OSError):
-                agent.process.stdin.close()
+            agent.outbox.close()
         until = time.monotonic() + _END_S
         for agent in self._agents:
             try:
@@ -263,6 +256,7 @@ class _Driver:
             except subprocess.TimeoutExpired:
                 agent.process.kill()
                 agent.process.wait()
+            agent.outbox.join(_END_S)
             for pipe in (agent.process.stdout, agent.process.stderr):
                 if pipe is not None:
                     pipe.close()
@@ -295,7 +289,7 @@ class _Driver:
             }
             agent = self._start_one(share)
             self._agents.append(agent)
-            agent.send(**order)
+            agent.outbox.send(**order)
         deadline = Deadline(START_S)
         while not all(agent.is_ready for agent in self._agents) and self._told is None:
             if deadline.passed():
@@ -306,7 +300,7 @@ class _Driver:
         if self._told is None:
             self._has_begun = True
             for agent in self._agents:
-                agent.send(meeting=self._agents[0].meeting)
+                agent.outbox.send(meeting=self._agents[0].meeting)
 
     def wait(self) -> int:
         """Pass on output and signals until the ranks of all hosts have ended; return the exit code."""
@@ -326,7 +320,8 @@ class _Driver:
     def _start_one(self, share: Share) -> _Agent:
         host = share.host
         process = start_agent(self._launcher, host)
-        agent = _Agent(share, process)
+        assert process.stdin is not None
+        agent = _Agent(share, process, Outbox(process.stdin))
         for pipe, read in ((process.stdout, self._on_answer), (process.stderr, self._on_noise)):
             assert pipe is not None
             self._selector.register(pipe, selectors.EVENT_READ, (read, agent, pipe))
@@ -456,7 +451,7 @@ class _Driver:
                 if number is None:
                     agent.process.kill()
                 else:
-                    agent.send(signal=int(number))
+                    agent.outbox.send(signal=int(number))
 
     def _show(self, agent: _Agent, fd: int, data: bytes) -> None:
         """Write output of a host; end a line first that another host has begun."""
