@@ -301,7 +301,6 @@ def test_hosts_killed_rank_is_replaced(here: Runner) -> None:
         (["--on", "broken"], "the launcher 'broken' cannot be used here: the moon is full; try: pip install moon"),
         (["-n", "5"], f"5 ranks do not fit on these hosts ({A}: 2, {B}: 2)"),
         (["--nnodes", "2"], "with --on here leave them out"),
-        (["--stdin", "1"], "ranks on other hosts read nothing"),
         (["--max-ranks", "6"], "spares are for one host"),
         (["--option", "nope=1"], "takes KEY=VALUE with one of these keys: hosts, shell"),
         (["--hosts", "a:0"], "'a:0' is no host"),

@@ -1,6 +1,6 @@
 """What runs on each host of a host launcher: ``python -m oneaccord.engines.agent``, which starts and ends the ranks of that host.
 
-Lines of JSON come on standard input: first the order, then the address at which the ranks meet, then signals. Its end, as when the driver is killed or the
+Lines of JSON come on standard input: first the order, then the address at which the ranks meet, then signals and the input of the ranks. Its end, as when the driver is killed or the
 connection breaks, ends the ranks. Lines go out on standard output, each behind a mark, because a login shell may write there too.
 """
 
@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 import pickle
+import queue
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -68,6 +69,7 @@ class _Driver:
         self._target = target
         self._lock = threading.Lock()
         self._is_gone = False
+        self._input: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def receive(self) -> dict[str, Any] | None:
         """Return what comes next; None at the end."""
@@ -93,14 +95,32 @@ class _Driver:
                 except OSError:
                     self._is_gone = True
 
-    def pass_signals_on(self) -> None:
-        """Turn the lines that come from now on into signals to this process; end its ranks when the driver is gone."""
+    def pass_on(self) -> None:
+        """Turn the lines that come from now on into signals to this process, and into its input; end its ranks when the driver is gone."""
         while (message := self.receive()) is not None:
             if "signal" in message:
                 os.kill(os.getpid(), message["signal"])
+            elif "stdin" in message:
+                self._input.put(base64.b64decode(message["stdin"]))
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_END_S)
         os.kill(os.getpid(), signal.SIGINT)  # the second one kills
+
+    def become_stdin(self) -> None:
+        """Let the standard input of this process be what the driver sends."""
+        readable, writable = os.pipe()
+        os.dup2(readable, 0)
+        os.close(readable)
+        Thread(target=self._write_input, args=(writable,), name="oneaccord-stdin", daemon=True).start()
+
+    def _write_input(self, pipe: int) -> None:
+        """Write what comes until an empty piece says that this was all, and tell the driver how much the ranks have taken: it sends little in advance."""
+        while data := self._input.get():
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(pipe, rest) :]
+            self.send("took", len(data))
+        os.close(pipe)
 
 
 class _Screen(Screen):
@@ -197,9 +217,10 @@ def _run_program(driver: _Driver, order: dict[str, Any]) -> None:
             cleanup.callback(listener.close)
         job.validate(environ)
         signals = cleanup.enter_context(signals_as_bytes(_HANDLED))
-        Thread(target=driver.pass_signals_on, name="oneaccord-driver", daemon=True).start()
+        Thread(target=driver.pass_on, name="oneaccord-driver", daemon=True).start()
         screens = _Screen(driver), _Screen(driver)
-        stdin = [cleanup.enter_context(each) for each in _empty(job.ranks)]
+        if order["reads"]:
+            driver.become_stdin()
 
         def ended(failure: Failure) -> None:
             if failure.code:
@@ -208,7 +229,7 @@ def _run_program(driver: _Driver, order: dict[str, Any]) -> None:
         def concluded(ranks: Sequence[Ended], told: signal.Signals | None) -> None:
             driver.send("done", {"ranks": as_text(ranks), "told": told})
 
-        owner = Owner(signals, stdin, screens, ended, concluded, listener, is_alone=True)
+        owner = Owner(signals, None, screens, ended, concluded, listener, is_alone=True)
         run_job(job, environ, server, modules, owner)
 
 
@@ -274,14 +295,6 @@ def _serve(driver: _Driver, order: dict[str, Any]) -> None:
         function, args = pickle.loads(base64.b64decode(packed))  # noqa: S301 - from the program that has started this process
         launcher.call(workers[index], function, args).add_done_callback(partial(answer, number))
     os._exit(1)
-
-
-def _empty(count: int) -> Iterator[socket.socket]:
-    """Yield sockets at whose end a reader is at once."""
-    for _ in range(count):
-        ours, theirs = socket.socketpair()
-        ours.close()
-        yield theirs
 
 
 if __name__ == "__main__":

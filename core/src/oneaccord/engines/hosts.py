@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn, Self
 
@@ -22,12 +23,14 @@ from oneaccord.common.variables import OF_ONE_RANK, PREFIX, Variable
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.launcher import Ask, Host, HostLauncher
 from oneaccord.engines.agent import MARK, START_S, as_ended
+from oneaccord.engines.host_input import HostInput
 from oneaccord.engines.outbox import Outbox
 from oneaccord.errors import DeadlineError, OneAccordError, RendezvousError, UsageError
 from oneaccord.local.failure import Ended, Failure, conclude
 from oneaccord.local.groups import signals_as_bytes
 from oneaccord.local.launching import Launch
 from oneaccord.local.output import Screen, screens
+from oneaccord.local.stdin import ALL
 
 __all__ = ["ALLOCATE_S", "Share", "how_ended", "passed_on", "raise_refused", "run_on_hosts", "share_out", "start_agent"]
 
@@ -244,6 +247,8 @@ class _Driver:
         self._selector = self._cleanup.enter_context(selectors.DefaultSelector())
         self._signals = self._cleanup.enter_context(signals_as_bytes(_PASSED_ON))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        self._input = HostInput(self._selector)
+        self._cleanup.callback(self._input.close)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -286,6 +291,7 @@ class _Driver:
                 "job": asdict(part),
                 "backend": backend,
                 "config": config,
+                "reads": self._reads(share),
             }
             agent = self._start_one(share)
             self._agents.append(agent)
@@ -301,6 +307,7 @@ class _Driver:
             self._has_begun = True
             for agent in self._agents:
                 agent.outbox.send(meeting=self._agents[0].meeting)
+            self._input.begin(agent.outbox for agent in self._agents if self._reads(agent.share))
 
     def wait(self) -> int:
         """Pass on output and signals until the ranks of all hosts have ended; return the exit code."""
@@ -324,7 +331,7 @@ class _Driver:
         agent = _Agent(share, process, Outbox(process.stdin))
         for pipe, read in ((process.stdout, self._on_answer), (process.stderr, self._on_noise)):
             assert pipe is not None
-            self._selector.register(pipe, selectors.EVENT_READ, (read, agent, pipe))
+            self._selector.register(pipe, selectors.EVENT_READ, partial(self._read, read, agent, pipe))
         return agent
 
     def _step(self, until: float | None) -> None:
@@ -332,11 +339,7 @@ class _Driver:
         due = [at for at, _ in self._to_send[:1]] + ([] if until is None else [until])
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(timeout):
-            if key.fileobj is self._signals:
-                self._on_signals()
-            else:
-                read, agent, pipe = key.data
-                self._read(read, agent, pipe)
+            key.data()
         if any(screen.broken for screen in self._screens) and self._told is None:
             self._end_from_outside(signal.SIGPIPE)
         while self._to_send and self._to_send[0][0] <= time.monotonic():
@@ -387,6 +390,7 @@ class _Driver:
 
     def _on_done(self, agent: _Agent, report: Mapping[str, Any]) -> None:
         several = len(self._shares) > 1
+        self._input.end(agent.outbox)
         agent.report = [as_ended(each, agent.name if several else "") for each in report["ranks"]]
 
     def _on_loss(self, agent: _Agent) -> None:
@@ -398,8 +402,17 @@ class _Driver:
         if not self._has_begun:
             raise RendezvousError(f"host {agent.name} was lost before its ranks began: {what}")
         agent.lost, agent.lost_at = f"its host {agent.name} was lost: {what}", time.monotonic()
+        self._input.end(agent.outbox)
         if not self._may_go_on:
             self._end_soon()
+
+    def _reads(self, share: Share) -> bool:
+        """Return whether a rank of a host reads the standard input."""
+        reader = self._job.reader
+        return reader == ALL or any(reader == str(rank) for rank in share.ranks)
+
+    def _on_took(self, agent: _Agent, count: int) -> None:
+        self._input.took(agent.outbox, count)
 
     def _ranks(self) -> list[Ended]:
         found = list[Ended]()

@@ -200,7 +200,7 @@ class LocalWorkers:
             reason = error
         finally:
             owner.signals.close()
-            for each in owner.stdin:
+            for each in owner.stdin or ():
                 each.close()
             for process in self._processes:
                 process.end(reason)

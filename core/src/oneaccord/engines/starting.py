@@ -60,10 +60,9 @@ def start_on(
     """
     if is_auto:
         raise UsageError(f"-n auto counts the processors of one host; with --on {on} give the number of ranks of all hosts")
-    if job.stdin not in (None, "none"):
-        raise UsageError(f"--stdin {job.stdin} with --on {on}: ranks on other hosts read nothing; leave it out, and read files")
     if job.ranks < 1:
         raise InvalidWorldSizeError(f"-n {job.ranks}: a job has at least one rank; give -n 1 or more")
+    job.validate_stdin()
     if per_host is not None and per_host < 1:
         raise UsageError(f"--per-host {per_host}: give 1 or more")
     if job.nodes != 1 or job.node_rank or job.rendezvous is not None:

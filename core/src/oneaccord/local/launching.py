@@ -134,7 +134,7 @@ class Launch:
             )
         if self.is_elastic:
             self._validate_elastic()
-        self._validate_stdin()
+        self.validate_stdin()
         if self.rendezvous is not None:
             from oneaccord.launchers import parse_address  # most jobs need no address
 
@@ -155,7 +155,8 @@ class Launch:
             )
         self._find_program()
 
-    def _validate_stdin(self) -> None:
+    def validate_stdin(self) -> None:
+        """Check which rank reads the standard input, as `validate` does."""
         if self.stdin in (None, "all", "none"):
             return
         last = max(self.world_size, self.most) - 1

@@ -24,7 +24,7 @@ class Owner:
     signals
         A non-blocking socket from which the job's signals come, one byte each, in the place of those of the process. The byte 0 asks for the output.
     stdin
-        For each rank of this host, the file that it reads.
+        For each rank of this host, the file that it reads; None if they read the standard input of this process, as the job says.
     screens
         What shows standard output and standard error, in the place of the files 1 and 2.
     ended
@@ -40,7 +40,7 @@ class Owner:
     """
 
     signals: socket.socket
-    stdin: Sequence[socket.socket]
+    stdin: Sequence[socket.socket] | None
     screens: tuple[Screen, Screen]
     ended: Callable[[Failure], None]
     concluded: Callable[[Sequence[Ended], signal.Signals | None], None] | None = None

@@ -228,7 +228,7 @@ class _Launcher:
         launcher alone, which passes it on once.
         """
         job = self._job
-        given = None if self._owner is None else self._owner.stdin[local_rank]
+        given = self._owner.stdin[local_rank] if self._owner is not None and self._owner.stdin is not None else None
         with self._input.of(rank) if given is None else nullcontext(given.fileno()) as stdin:
             if self._server is not None and self._server.open:
                 forked = self._server.fork(job.words, variables, stdin, handed_over)

@@ -63,6 +63,9 @@ class StandardInput:
         """Begin to copy, when all ranks that begin have their pipes."""
         if self._which != ALL:
             return
+        if _is_in_background():
+            self._end()
+            return
         try:
             self._selector.register(0, selectors.EVENT_READ, self._read)
         except PermissionError:
@@ -138,3 +141,11 @@ class StandardInput:
         if self._unwritten.pop(pipe):
             self._selector.unregister(pipe)
         os.close(pipe)
+
+
+def _is_in_background() -> bool:
+    """Return whether a shell runs this process behind a ``&``: to read its terminal would stop the process."""
+    try:
+        return os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:  # no terminal
+        return False
