@@ -146,6 +146,12 @@ def test_launch_on_hosts_that_are_too_few_is_refused() -> None:
         oa.launch(fails, 5, on="here", timeout_s=LONG_S)
 
 
+@pytest.mark.parametrize("on", ["local", "here"])
+def test_launch_max_restarts_is_refused(on: str) -> None:
+    with pytest.raises(oa.errors.UsageError, match=r"replace no ranks.*oneaccord run --max-restarts N"):
+        oa.launch(fails, 2, on=on, timeout_s=LONG_S, options={"max_restarts": 1})
+
+
 def test_ranks_on_hosts_stay_warm() -> None:
     with oa.Ranks(3, on="here") as ranks:
         assert ranks.run(adds, 1.0) == [(rank, 3.0) for rank in range(3)]

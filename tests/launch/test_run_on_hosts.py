@@ -294,6 +294,62 @@ def test_hosts_killed_rank_is_replaced(here: Runner) -> None:
     assert "rank 3 failed (killed by SIGKILL), and another one comes in its place: restart 1 of 1" in err
 
 
+LOSES_A_HOST = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import oneaccord as oa
+
+folder = Path(sys.argv[1])
+
+@oa.elastic(state=lambda: {"step": 0})
+def train(group, generation, state):
+    while state["step"] < 200:
+        if group.all_reduce(np.array(float(folder.joinpath("refilled").exists()))) == group.world_size:
+            break
+        state["step"] += 0 if generation else 1
+        state.commit()
+        if state["step"] == 20 and generation == 0 and os.environ["RANK"] == os.environ["KILLS"]:
+            os.kill(int(folder.joinpath("agent").read_text()), signal.SIGKILL)
+        if generation and group.world_size == int(os.environ["FULL"]):
+            folder.joinpath("refilled").touch()
+        time.sleep(0.01)
+    return generation > 0, group.world_size
+
+print(*train())
+"""
+
+
+def lose(here: Runner, host: str, rank: int, *words: str, full: int = 4, start: str = "") -> tuple[int, str, str]:
+    """Run a job that loses a host when it has come together; ``start`` is run before the agent of that host."""
+    shell = f'if [ $0 = {host} ]; then {start} echo $$ > "{here.folder}/job/agent"; fi; exec "$@"'
+    words = ("-n", "4", "--option", f"shell={shell}", *words)
+    return here.start(LOSES_A_HOST, words=words, KILLS=str(rank), FULL=str(full)).finish()
+
+
+def test_hosts_lost_host_is_started_again(here: Runner) -> None:
+    code, out, err = lose(here, B, 3, "--max-restarts", "2")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{rank}] True 4" for rank in range(4)]
+    assert f"host {B} was lost (sh ended (killed by SIGKILL)), and its ranks are started again: restart 1 of 2" in err
+    assert f"its host {B} was lost" in err.rpartition("-" * 80)[2]
+
+
+def test_hosts_lost_host_that_does_not_come_back_is_left(here: Runner) -> None:
+    start = f'if [ -e "{here.folder}/job/agent" ]; then echo no such host >&2; exit 7; fi;'
+    code, out, err = lose(here, B, 3, "--max-restarts", "2", full=2, start=start)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{rank}] True 2" for rank in range(2)]
+    assert "started again: restart 1 of 2" in err
+
+
+def test_hosts_lost_first_host_is_not_replaced(here: Runner) -> None:
+    code, out, err = lose(here, A, 0, "--max-restarts", "2", full=2)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{rank}] True 2" for rank in (2, 3)]
+    assert f"host {A} was lost (sh ended (killed by SIGKILL)), and its ranks are not replaced: it is the first host" in err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

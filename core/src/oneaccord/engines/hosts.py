@@ -43,6 +43,8 @@ _END_S: Final = 3.0
 _LATE_S: Final = 10.0
 """How much longer than its ranks an agent may take to end."""
 _STOP_S: Final = 30.0
+_AGAIN_S: Final = 2.0
+"""How long after an attempt in vain the next one is made to replace a host."""
 _READ_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 1 << 12
 _TUNES: Final = (
@@ -200,6 +202,11 @@ class _Agent:
     share: Share
     process: subprocess.Popen[bytes]
     outbox: Outbox
+    order: Mapping[str, Any]
+    replaces: _Agent | None = None
+    """The agent of the same host that was lost, in whose place this one has come."""
+    is_made_good: bool = False
+    """Whether the ranks of another one have come in the place of its own."""
     held: bytes = b""
     noise: bytearray = field(default_factory=bytearray)
     """The end of what was written that is neither output nor an answer."""
@@ -239,6 +246,9 @@ class _Driver:
         """For each screen, the host whose line there is not ended yet."""
         self._to_send: list[tuple[float, signal.Signals | None]] = []
         """Signals for the agents, each with its time; None kills the local processes."""
+        self._to_replace: list[tuple[float, _Agent]] = []
+        """The agents that were lost and are replaced, each with the time of the next attempt."""
+        self._restarts = 0
         self._told: signal.Signals | None = None
         self._has_begun = False
         self._cleanup = contextlib.ExitStack()
@@ -293,9 +303,7 @@ class _Driver:
                 "config": config,
                 "reads": self._reads(share),
             }
-            agent = self._start_one(share)
-            self._agents.append(agent)
-            agent.outbox.send(**order)
+            self._start_one(share, order)
         deadline = Deadline(START_S)
         while not all(agent.is_ready for agent in self._agents) and self._told is None:
             if deadline.passed():
@@ -317,6 +325,8 @@ class _Driver:
             return 128 + self._told
         while any(agent.runs for agent in self._agents):
             self._step(None)
+            if not any(agent.runs and agent.is_ready for agent in self._agents):  # the others have ended without it
+                self._kill_replacements()
         text, code = conclude(self._ranks(), self._told, may_go_on=self._may_go_on)
         if text:
             self._say(text)
@@ -324,19 +334,19 @@ class _Driver:
             screen.tell_of_lost()
         return code
 
-    def _start_one(self, share: Share) -> _Agent:
-        host = share.host
-        process = start_agent(self._launcher, host)
+    def _start_one(self, share: Share, order: Mapping[str, Any], replaces: _Agent | None = None) -> None:
+        process = start_agent(self._launcher, share.host)
         assert process.stdin is not None
-        agent = _Agent(share, process, Outbox(process.stdin))
+        agent = _Agent(share, process, Outbox(process.stdin), order, replaces)
         for pipe, read in ((process.stdout, self._on_answer), (process.stderr, self._on_noise)):
             assert pipe is not None
             self._selector.register(pipe, selectors.EVENT_READ, partial(self._read, read, agent, pipe))
-        return agent
+        self._agents.append(agent)
+        agent.outbox.send(**order)
 
     def _step(self, until: float | None) -> None:
         """Wait for the next thing to happen, or for the time ``until``, and deal with it."""
-        due = [at for at, _ in self._to_send[:1]] + ([] if until is None else [until])
+        due = [at for at, _ in [*self._to_send[:1], *self._to_replace[:1]]] + ([] if until is None else [until])
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(timeout):
             key.data()
@@ -344,6 +354,8 @@ class _Driver:
             self._end_from_outside(signal.SIGPIPE)
         while self._to_send and self._to_send[0][0] <= time.monotonic():
             self._send_signal(self._to_send.pop(0)[1])
+        while self._to_replace and self._to_replace[0][0] <= time.monotonic():
+            self._replace(self._to_replace.pop(0)[1])
 
     def _read(self, read: Any, agent: _Agent, pipe: IO[bytes]) -> None:
         data = os.read(pipe.fileno(), _READ_BYTES)
@@ -377,9 +389,14 @@ class _Driver:
 
     def _on_ready(self, agent: _Agent, meeting: str | None) -> None:
         agent.is_ready, agent.meeting = True, meeting
+        if agent.replaces is not None:
+            agent.replaces.is_made_good = True
+            agent.outbox.send(meeting=self._agents[0].meeting)
 
     def _on_refused(self, agent: _Agent, error: Mapping[str, str]) -> None:
-        raise_refused(agent.name, error)
+        if agent.replaces is None:
+            raise_refused(agent.name, error)
+        agent.noise += error["message"].encode()  # and it ends
 
     def _on_output(self, agent: _Agent, output: tuple[int, str]) -> None:
         self._show(agent, output[0], base64.b64decode(output[1]))
@@ -397,7 +414,7 @@ class _Driver:
         """Deal with the end of a connection before the report of its agent."""
         code = agent.process.wait()
         what = how_ended(str(agent.process.args[0]), code, agent.end_of_noise())  # type: ignore[index] # a sequence
-        if not agent.said_hello:
+        if not agent.said_hello and agent.replaces is None:
             raise RendezvousError(f"host {agent.name} cannot be reached, or has no oneaccord: {what}")
         if not self._has_begun:
             raise RendezvousError(f"host {agent.name} was lost before its ranks began: {what}")
@@ -405,6 +422,44 @@ class _Driver:
         self._input.end(agent.outbox)
         if not self._may_go_on:
             self._end_soon()
+        elif self._job.max_restarts:
+            self._replace_soon(agent, what)
+
+    def _replace_soon(self, agent: _Agent, what: str) -> None:
+        """Begin to replace a host that was lost, and say so, or why not."""
+        most, why = self._job.max_restarts or 0, ""
+        if self._told is not None or self._to_send or not any(each.runs and each.is_ready for each in self._agents):
+            return
+        if agent.share is self._shares[0]:
+            why = (
+                "it is the first host, on which the others meet; end the job and start it again, if it is to have all its ranks"
+            )
+        elif self._restarts == most:
+            why = f"--max-restarts is {most}"
+        if why:
+            self._say(f"oneaccord run: host {agent.name} was lost ({what}), and its ranks are not replaced: {why}\n")
+            return
+        self._restarts += 1
+        self._say(
+            f"oneaccord run: host {agent.name} was lost ({what}), and its ranks are started again: restart {self._restarts} of {most}\n"
+        )
+        # An attempt that has failed may succeed a while later, as when the host boots.
+        self._to_replace.append((time.monotonic() + (_AGAIN_S if agent.replaces is not None else 0.0), agent))
+
+    def _replace(self, lost: _Agent) -> None:
+        """Start the agent of a host again. Its ranks find that the job runs, and come into it as new ones."""
+        if self._told is not None or self._to_send:
+            return
+        try:
+            self._start_one(lost.share, {**lost.order, "reads": False}, lost)
+        except RendezvousError as error:
+            self._say(f"oneaccord run: {error}\n")
+
+    def _kill_replacements(self) -> None:
+        self._to_replace.clear()
+        for agent in self._agents:
+            if agent.runs:
+                agent.process.kill()
 
     def _reads(self, share: Share) -> bool:
         """Return whether a rank of a host reads the standard input."""
@@ -420,10 +475,12 @@ class _Driver:
             if agent.report is not None:
                 found += agent.report
                 continue
+            if agent.replaces is not None and not agent.is_ready:
+                continue  # an attempt that came to nothing
             code = agent.process.returncode or 1
             for rank in agent.share.ranks:
                 failure = Failure(rank, code, agent.lost_at, None, "", host=agent.name, reason=agent.lost)
-                found.append(Ended(failure, signalled=self._told is not None))
+                found.append(Ended(failure, signalled=self._told is not None, made_good=agent.is_made_good))
         return found
 
     def _end_soon(self) -> None:

@@ -275,6 +275,11 @@ def packed_call(
 def start(on: str | WorkerLauncher, options: Mapping[str, Any] | None, call: Call) -> WorkerLauncher:
     """Return a new launcher."""
     _check_named("options", options)
+    if "max_restarts" in (options or {}):
+        raise UsageError(
+            "launch() and Ranks replace no ranks, so max_restarts is no option: start a script by oneaccord run --max-restarts N, or repeat tasks "
+            "by Ranks(retries=N)"
+        )
     if not isinstance(on, str):
         if not callable(getattr(on, "place", None)):
             raise UsageError(f'on must be "local", the name of a launcher, or a launcher itself, not {on!r}')
