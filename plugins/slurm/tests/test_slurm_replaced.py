@@ -46,7 +46,7 @@ def test_slurm_lost_step_is_started_again(slurm: Any) -> None:
     steps = [int(pid) for pid in children if b"srun" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(max(steps), signal.SIGKILL)
     out, err = driver.communicate(timeout=90)
-    assert driver.returncode == 0, err
+    assert driver.returncode == 0, (out, err)
     assert sorted(out.splitlines()) == [f"[{rank}] True 4" for rank in range(4)]
     assert "its ranks are started again: restart 1 of 1" in err
     slurm.until_empty()

@@ -43,8 +43,8 @@ _END_S: Final = 3.0
 _LATE_S: Final = 10.0
 """How much longer than its ranks an agent may take to end."""
 _STOP_S: Final = 30.0
-_AGAIN_S: Final = 2.0
-"""How long after an attempt in vain the next one is made to replace a host."""
+_AGAIN_S: Final = 3.0
+"""How long after its loss a host is replaced: if it lives, its ranks end within two seconds, and until then they would take the places of the new ones."""
 _READ_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 1 << 12
 _TUNES: Final = (
@@ -443,8 +443,7 @@ class _Driver:
         self._say(
             f"oneaccord run: host {agent.name} was lost ({what}), and its ranks are started again: restart {self._restarts} of {most}\n"
         )
-        # An attempt that has failed may succeed a while later, as when the host boots.
-        self._to_replace.append((time.monotonic() + (_AGAIN_S if agent.replaces is not None else 0.0), agent))
+        self._to_replace.append((time.monotonic() + _AGAIN_S, agent))
 
     def _replace(self, lost: _Agent) -> None:
         """Start the agent of a host again. Its ranks find that the job runs, and come into it as new ones."""
