@@ -81,6 +81,8 @@ def start_on(
             raise UsageError(f"the launcher {on!r} finds the hosts itself: leave --hosts and --hostfile out")
         wanted["hosts"] = read_hosts(hosts) if hosts is not None else read_hostfile(Path(str(hostfile)))
     if describe_launcher(on).kind == "jobs":
+        if job.stdin not in (None, "none"):
+            raise UsageError(f"--stdin {job.stdin} with --on {on}: its ranks read nothing; leave --stdin out, and read files")
         choices = {"backend": backend, "config": config, "record": record, "run-id": run_id}
         return make_job_launcher(on, wanted).run(Ask(job.ranks, per_host), whole_job(job, choices, {**passed_on(), **given}))
     launcher = make_host_launcher(on, wanted)
