@@ -441,3 +441,33 @@ def test_ranks_are_shown_as_runs(ranks: list[int], words: str) -> None:
 
 def test_a_rank_that_is_named_twice_is_shown_once() -> None:
     assert show_ranks([0, 0]) == "rank 0"
+
+
+class _Counted(dict[int, int]):
+    """The calls of a rank, which count how often the store looks them up."""
+
+    looks = 0
+
+    def get(self, key: int, default: Any = None) -> Any:
+        _Counted.looks += 1
+        return super().get(key, default)
+
+
+def test_each_goodbye_is_compared_once_with_each_wait() -> None:
+    size, _Counted.looks = 24, 0
+    job = Job(size)
+    for rank in range(size):
+        job.store.handle(rank, stalled(0, b"digest", members=tuple(range(size))))
+    for rank in range(size):
+        job.store.handle(rank, Leave(messages.Progress(_Counted({0: 1}), {}, {})))
+    assert [type(each) for each in job.sent[0]] == [Farewell]
+    assert _Counted.looks <= size * size
+
+
+def test_message_that_names_many_ranks_is_checked_by_few_numbers() -> None:
+    everyone = list(range(1000))
+    report = stalled(0, b"digest", awaiting=everyone, members=tuple(everyone))
+    assert len(list(messages.ranks_in(report))) < 20
+    for stranger in (-1, 1000):
+        report = stalled(0, b"digest", members=(5, stranger, 7))
+        assert stranger in messages.ranks_in(report)

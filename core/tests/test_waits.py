@@ -500,3 +500,31 @@ def test_who_is_late_in_a_ring_is_named_though_the_message_of_another_rank_still
 
 def test_nobody_is_named_where_what_was_waited_for_has_come() -> None:
     assert behind_whom(0, 1, answers(recv(1), send(0)), []) is None
+
+
+def test_circle_in_one_call_compares_each_rank_a_bounded_number_of_times() -> None:
+    compared = dict[int, int]()
+    for size in (64, 128):
+        stalls = {rank: barrier(size=size) for rank in range(size)}
+        stalls[size - 1] = recv(0)  # has begun no barrier: all others wait for it
+        asked: list[int] = []
+
+        def owes(wait: Wait, rank: int, peer: int, of_peer: Progress, asked: list[int] = asked) -> bool:
+            asked.append(peer)
+            return still_owed(wait, rank, peer, of_peer)
+
+        assert set(circle(stalls, 1, owes)) == {0, size - 1}
+        compared[size] = len(asked)
+    assert compared[128] < 2.5 * compared[64]
+
+
+def test_circle_ends_at_a_rank_that_may_continue_without_asking_for_others() -> None:
+    size, asked = 64, list[int]()
+    stalls = {rank: barrier(size=size) for rank in range(size)}
+
+    def owes(wait: Wait, rank: int, peer: int, of_peer: Progress) -> bool:
+        asked.append(peer)
+        return still_owed(wait, rank, peer, of_peer)
+
+    assert circle(stalls, 5, owes) == []
+    assert len(asked) <= size

@@ -295,8 +295,12 @@ class Control(ABC):
         self._post(Checkpoint(place, count, digest, list(members)))
 
     def report_wait(self, record: Record, wait: Wait) -> None:
-        """Tell the store that this rank waits in a call."""
+        """Tell the store that this rank waits in a call, unless it has done so a moment ago; the caller waits on, and asks again."""
         self.recorder.stalled(record, wait)
+        now = self.runtime.now()
+        if now < record.quiet_until:
+            return
+        record.quiet_until = now + self.world_size * timing.REPORT_PER_RANK_S
         before = last_move()
         waits, stuck = self.recorder.waits()
         quiet = stuck and nobody_else(self._home, before)

@@ -21,7 +21,7 @@ It also carries the exchanges in which the members of a group trade cards, and g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -171,7 +171,8 @@ class Membership:
     @property
     def finished(self) -> bool:
         """Whether every rank has left or gone."""
-        return self.complete and len(self._gone.keys() | self._left.keys()) == self.world_size
+        is_possible = self.complete and len(self._gone) + len(self._left) >= self.world_size
+        return is_possible and len(self._gone.keys() | self._left.keys()) == self.world_size
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank has said goodbye."""
@@ -246,7 +247,7 @@ class Membership:
         self._forget_disbanded(message.progress)
         self._stalls.pop(rank, None)
         for (other, _), wait in list(self._waits.items()):
-            self._check_abandoned(other, wait)
+            self._check_abandoned(other, wait, {rank: message.progress})
         for name, meeting in list(self._meetings.items()):
             self._check_meeting(name, meeting)
         self._check_farewell()
@@ -353,7 +354,7 @@ class Membership:
     def _exchange(self, rank: int, message: Exchange) -> None:
         meeting = self._meetings.setdefault(message.name, _Meeting(message.members))
         meeting.cards[rank] = message.card
-        if any(member not in meeting.cards for member in meeting.members):
+        if len(meeting.cards) < len(meeting.members) or any(member not in meeting.cards for member in meeting.members):
             self._check_meeting(message.name, meeting)
             return
         del self._meetings[message.name]
@@ -365,6 +366,8 @@ class Membership:
                 self._send(member, cards)
 
     def _check_meeting(self, name: str, meeting: _Meeting) -> None:
+        if not self._left:
+            return
         absent = [member for member in meeting.members if member in self._left and member not in meeting.cards]
         if absent:
             text = wording.absent_from(name, absent[0], meeting.cards)
@@ -388,7 +391,7 @@ class Membership:
         if any(member not in left for member in members):
             for (other, channel), wait in list(self._waits.items()):
                 if channel // 2 == group:
-                    self._check_abandoned(other, wait)
+                    self._check_abandoned(other, wait, {rank: message.progress})
             return
         del self._leaving[group]
         # Members forget their progress in this group now, some of them before others report theirs in all groups.
@@ -429,7 +432,7 @@ class Membership:
         wait = message.wait
         self._stalls[rank] = message
         self._waits[rank, wait.channel] = wait
-        self._check_abandoned(rank, wait)
+        self._check_abandoned(rank, wait, {**self._leaving.get(wait.channel // 2, {}), **self._left})
         place = (wait.channel, wait.sequence)
         for (other, _), theirs in self._waits.items():
             both = wait.is_collective and theirs.is_collective
@@ -448,10 +451,11 @@ class Membership:
             return meeting is not None and peer not in meeting.cards
         return still_owed(wait, rank, peer, progress)
 
-    def _check_abandoned(self, rank: int, wait: Wait) -> None:
-        for peer, progress in {**self._leaving.get(wait.channel // 2, {}), **self._left}.items():
-            is_concerned = peer in wait.members if wait.is_collective else peer in wait.awaiting
-            if is_concerned and self._owes(wait, rank, peer, progress):
+    def _check_abandoned(self, rank: int, wait: Wait, left: Mapping[int, Progress]) -> None:
+        """Look whether ``rank`` waits for one of those that have ``left``, each of which is to be compared once with each wait."""
+        for peer, progress in left.items():
+            concerned = wait.members if wait.is_collective else wait.awaiting
+            if self._owes(wait, rank, peer, progress) and peer in concerned:
                 self.fail(Verdict("mismatch", wording.abandoned(rank, peer, wait), peer, wait.operation, wait.sequence))
                 return
 

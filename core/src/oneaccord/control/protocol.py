@@ -422,10 +422,13 @@ def decode_from_store(frame: bytes | None) -> FromStore | None:
 
 
 def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
-    """Yield each number in a message that must be a rank of this job. Ranks that continue, or that are gone, may be newcomers."""
+    """Yield numbers in a message: if these are ranks of this job, so are all that must be. Ranks that continue, or that are gone, may be newcomers.
+
+    Of a list, these are the least and the greatest: a store hears of all ranks from each of them.
+    """
     match message:
         case Exchange() | Checkpoint() | Agree():
-            yield from message.members
+            yield from _extremes(message.members)
         case Stalled():
             for wait in (message.wait, *message.waits):
                 yield from _ranks_of(wait)
@@ -435,7 +438,7 @@ def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
                 yield from _ranks_of(wait)
             yield from _ranks_of(message.progress)
         case Report():
-            yield from message.members
+            yield from _extremes(message.members)
             yield 0 if message.peer is None else message.peer
         case (
             Verdict(peer=int(peer))
@@ -447,14 +450,14 @@ def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
         ):
             yield peer
         case Welcome(hosts=ranks):
-            yield from ranks
+            yield from _extremes(ranks)
         case Prepare(gone=ranks):
             yield message.store
-            yield from ranks
+            yield from _extremes(ranks)
         case Leave():
             yield from _ranks_of(message.progress)
         case LeaveGroup():
-            yield from message.members
+            yield from _extremes(message.members)
             yield from _ranks_of(message.progress)
         case _:
             pass
@@ -462,9 +465,13 @@ def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
 
 def _ranks_of(part: Wait | Progress) -> Iterator[int]:
     if isinstance(part, Wait):
-        yield from part.members
-        yield from part.awaiting
+        yield from _extremes(part.members)
+        yield from _extremes(part.awaiting)
         yield from (peer for peer, _, _ in part.messages)
     else:
         for counts in (*part.sends.values(), *part.receives.values()):
             yield from counts
+
+
+def _extremes(ranks: list[int]) -> tuple[int, ...]:
+    return (min(ranks), max(ranks)) if ranks else ()

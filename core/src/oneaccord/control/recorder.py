@@ -96,9 +96,23 @@ class Record:
         The size of its array.
     members
         The ranks of an exchange.
+    quiet_until
+        When the store may hear of the wait again.
     """
 
-    __slots__ = ("call", "channel", "finished", "members", "nbytes", "sequence", "started", "thread", "wait", "where")
+    __slots__ = (
+        "call",
+        "channel",
+        "finished",
+        "members",
+        "nbytes",
+        "quiet_until",
+        "sequence",
+        "started",
+        "thread",
+        "wait",
+        "where",
+    )
 
     def __init__(self, channel: int, sequence: int, call: CallSignature | object, started: float) -> None:
         self.channel: int = channel
@@ -111,6 +125,7 @@ class Record:
         self.where: str = ""
         self.nbytes: int = 0
         self.members: Sequence[int] = ()
+        self.quiet_until: float = 0.0
 
     @property
     def what(self) -> str:

@@ -102,6 +102,7 @@ class Server(ABC):
         self._listener: Listener | None = None
         self._job = ""
         self._seats: dict[int, Seat] = {}
+        self._last: tuple[FromStore | None, bytes] = None, b""
         self._open: set[Seat] = set()
         self._changed = threading.Condition()  # guards `_open`
 
@@ -163,7 +164,9 @@ class Server(ABC):
 
     def _send(self, number: int, message: FromStore) -> None:
         if number in self._seats:
-            self._seats[number].send(message)
+            if message is not self._last[0]:  # what all clients get is as long as they are many: written once
+                self._last = message, encode(message)
+            self._seats[number].connection.send(self._last[1])
 
     def _is_alone(self) -> bool:
         return all(seat.number == self._own for seat in self._open)

@@ -13,6 +13,9 @@ __all__: list[str] = []
 
 STALL_S: Final = 0.4
 """How long a rank waits in an exchange before it says so. Shorter, and ranks that are only unevenly busy would ask the store all the time."""
+REPORT_PER_RANK_S: Final = 0.004
+"""For each rank of the job, how long a rank that still waits in a call is quiet before it says so again: the store hears of 250 waits a second at most, \
+however many ranks wait. Each names all ranks, and costs the store more, the more they are."""
 SILENCE_S: Final = 1.0
 """How long a rank that found a failure waits to hear of the common first cause before it says that the store does not answer."""
 VERDICT_S: Final = 30.0

@@ -13,6 +13,7 @@ clock:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 from oneaccord.control.protocol import Progress, Stalled, Testimony, Wait
 
@@ -38,13 +39,23 @@ def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -
     """Return a circle of ranks in which each waits for the next, and which ``start`` waits for; empty if ``start`` may yet continue."""
     stuck = {rank for rank, stalled in stalls.items() if stalled.quiet and stalled.waits}
     needs: dict[int, int] = {}
+    owing: dict[tuple[int, int, str], list[int]] = {}
 
     def needed(rank: int, wait: Wait) -> int | None:
-        peers = wait.members if wait.is_collective or wait.meeting else wait.awaiting
-        owing = (peer for peer in peers if peer != rank and peer in stuck and owes(wait, rank, peer, stalls[peer].progress))
-        return next(owing, None)
+        if not (wait.is_collective or wait.meeting):
+            those = (peer for peer in wait.awaiting if _owes(rank, wait, peer))
+            return next(those, None)
+        # Who owes does not depend on who waits, so that thousands that wait in one place cost no more than one; two, as one may be the rank itself.
+        place = wait.channel, wait.sequence, wait.meeting
+        if place not in owing:
+            owing[place] = [*islice((peer for peer in wait.members if _owes(None, wait, peer)), 2)]
+        return next((peer for peer in owing[place] if peer != rank), None)
 
-    while start in stuck:
+    def _owes(rank: int | None, wait: Wait, peer: int) -> bool:
+        return peer != rank and peer in stuck and owes(wait, rank or 0, peer, stalls[peer].progress)
+
+    # Usually a rank waits for one that does not wait itself, and the search ends here.
+    while start in stuck and None not in (needed(start, wait) for wait in stalls[start].waits):
         able = set()
         for rank in stuck:
             found = [needed(rank, wait) for wait in stalls[rank].waits]
@@ -58,6 +69,7 @@ def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -
                 path.append(needs[path[-1]])
             return path[path.index(needs[path[-1]]) :]
         stuck -= able
+        owing.clear()
     return []
 
 
