@@ -25,7 +25,10 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    collective: Annotated[str, typer.Argument(metavar="COLLECTIVE", help="Such as all_reduce.", show_default=False)],
+    collective: Annotated[
+        str,
+        typer.Argument(metavar="COLLECTIVE", help="Such as all_reduce; or start, for the start of a job.", show_default=False),
+    ],
     ranks: Annotated[int, typer.Option(*RANKS, help="How many ranks.", show_default=False)],
     nbytes: Annotated[
         str,
@@ -59,6 +62,11 @@ def simulate(
     from oneaccord_lab.commands.predictions import Question, figures, print_choice, print_heading, written
     from oneaccord_lab.simulation import MAX_RANKS
 
+    if collective == "start":
+        from oneaccord_lab.commands.starts import print_start
+
+        print_start(ranks, ranks_per_host or 1, as_json=as_json)
+        return
     kind = _collective(collective)
     setup = configured()
     if not 1 <= ranks <= MAX_RANKS:
