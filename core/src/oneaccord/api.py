@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from oneaccord.kit.messages import LibraryMessage, LibraryTransport, PolledTransport, ThreadedTransport
     from oneaccord.kit.usage import LibraryUse, compare_settings, require_processes
     from oneaccord.kit.waiting import StallCallback, wait_until
+    from oneaccord.launchers.seat import Seat
     from oneaccord.local.guard import Guard, guarded
     from oneaccord.local.output import Screen, screens
     from oneaccord.local.output import Stream as OutputStream
@@ -172,6 +173,7 @@ __all__ = [
     "Screen",
     "Seal",
     "Sealer",
+    "Seat",
     "Send",
     "Sink",
     "StallCallback",
@@ -304,6 +306,7 @@ _HOMES = {
         ),
         "oneaccord.kit.waiting",
     ),
+    "Seat": "oneaccord.launchers.seat",
     **dict.fromkeys(("Guard", "guarded"), "oneaccord.local.guard"),
     "OutputStream": "oneaccord.local.output:Stream",
     **dict.fromkeys(("Screen", "screens"), "oneaccord.local.output"),
