@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from support import launched
 from support.launch_tools import Watch, watch
+from support.on_hosts import is_alive
 
 import oneaccord as oa
 
@@ -158,3 +160,22 @@ def test_ranks_stuck_rank_is_named_by_later_runs(watch: Watch) -> None:
 def test_ranks_retries_that_cannot_be_are_refused(retries: int) -> None:
     with pytest.raises(oa.UsageError, match="retries"):
         oa.Ranks(1, retries=retries)
+
+
+def test_ranks_shutdown_waits_after_one_that_did_not() -> None:
+    ranks = oa.Ranks(2)
+    processes = ranks.run(launched.pid, timeout_s=LONG_S)
+    future = ranks.submit(launched.rests, 0.5)
+    ranks.shutdown(wait=False)
+    ranks.shutdown()
+    assert future.done()
+    assert not any(is_alive(process) for process in processes)
+    ranks.shutdown()
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.05, 0.1, 0.2])
+def test_launch_ranks_ended_while_starting_are_silent(late_s: float, capfd: pytest.CaptureFixture[str]) -> None:
+    job = oa.launch_async(launched.turns, 2)
+    time.sleep(late_s)
+    job.cancel()
+    assert capfd.readouterr() == ("", "")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import oneaccord as oa
 from oneaccord.api import Ask, ConfigError, Deadline, DeadlineError, HostLauncher, LauncherSpec, UsageError
 from oneaccord_slurm.plugin import register_launchers
 
@@ -163,3 +164,14 @@ def test_pbs_outside_a_job_is_told(
         monkeypatch.setenv("PBS_NODEFILE", str(commands / nodes))
     with pytest.raises(ConfigError, match=r"PBS_NODEFILE.*job of PBS"):
         make("pbs").allocate(Ask(2), TIMEOUT)
+
+
+def test_slurm_without_its_controller_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands are there, and nothing is to be installed."""
+    for name, words in (("srun", ""), ("scontrol", "echo 'Slurmctld(primary) at n1 is DOWN'; exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(oa.BackendUnavailableError, match=r"does not answer \(Slurmctld\(primary\) at n1 is DOWN\)") as caught:
+        oa.launch(print, 2, on="slurm")
+    assert "pip install" not in str(caught.value)

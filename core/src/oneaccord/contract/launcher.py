@@ -32,7 +32,7 @@ class LauncherSpec:
         Returns None when it can be used here, otherwise the reason in words. A launcher of the kind ``"jobs"`` is made all the same: it may have
         use for less than an engine, such as to write what another program submits.
     install
-        The command that helps if it cannot.
+        The command that helps if it cannot; empty if nothing is to be installed, because the reason says what to do.
     """
 
     name: str

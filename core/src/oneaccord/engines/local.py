@@ -172,7 +172,10 @@ class LocalWorkers:
         return self._processes[worker.index].call(function, args)
 
     def stop(self, workers: Sequence[Worker] = ()) -> None:
-        """End all workers: those without a call at once, the others by Ctrl-C and, after the grace, SIGKILL."""
+        """End all workers: those without a call at once, the others by Ctrl-C and, after the grace, SIGKILL.
+
+        While a worker still starts, no function of the user has a group, and Ctrl-C would only show a traceback of the start: SIGTERM ends it.
+        """
         del workers  # they are all there are
         with self._lock:
             if self._is_stopped or self._thread is None or self._process != os.getpid():
@@ -181,13 +184,14 @@ class LocalWorkers:
         assert self._signals is not None
         assert self._loop is not None
         is_idle = not any(process.pending for process in self._processes)
+        is_early = any(process.pending and not process.has_begun for process in self._processes)
         for process in self._processes:
             process.channel.close()
         if is_idle:
             self._thread.join(_EXIT_S)
         if self._thread.is_alive():
             with contextlib.suppress(OSError):  # they have just ended
-                self._signals.send(bytes([signal.SIGINT]))
+                self._signals.send(bytes([signal.SIGTERM if is_early else signal.SIGINT]))
             self._thread.join(self._options.grace_s + _END_S)
         self._loop.stop()
         self._signals.close()
@@ -249,6 +253,7 @@ class _Process:
         self._count = itertools.count()
         self._gone: Exception | None = None
         self.pending: dict[int, Future[Any]] = {}
+        self.has_begun: bool = False
         self.channel = Channel(loop, sock, self._answered, self._hung_up)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
@@ -283,6 +288,7 @@ class _Process:
 
     def _answered(self, message: memoryview) -> None:
         number, is_good, value = pickle.loads(message)  # noqa: S301 - from a process that this one has started
+        self.has_begun = True
         self._its.close()  # it holds it now, and must be the only one, or its end of the connection would not be seen
         with self._lock:
             future = self.pending.pop(number, None)

@@ -97,6 +97,8 @@ class Ranks(Executor):
         self._runs_before: deque[object] = deque()
         """The calls of `run` that wait or are under way, in their order."""
         self._closed = ""
+        self._ended = threading.Event()
+        """Whether no rank is left."""
         weakref.finalize(self, _abandon, self._gang).atexit = False
 
     @property
@@ -186,7 +188,7 @@ class Ranks(Executor):
         Parameters
         ----------
         wait
-            Whether to wait until no rank is left; otherwise they end in the background.
+            Whether to wait until no rank is left, also after an earlier call that did not; otherwise they end in the background.
         cancel_futures
             Whether to cancel the tasks that have not begun.
         """
@@ -194,16 +196,13 @@ class Ranks(Executor):
             return
         with self._changed:
             is_first, self._closed = not self._closed, self._closed or "they were shut down"
-            dropped = list(self._tasks) if cancel_futures else []
-            if cancel_futures:
-                self._tasks.clear()
-        for task in dropped:
-            task.future.cancel()
-        if not is_first:
-            return
-        if wait:
+        if cancel_futures:
+            self._drop_tasks()
+        if wait and is_first:
             self._close_when_done()
-        else:
+        elif wait:
+            self._ended.wait()
+        elif is_first:
             threading.Thread(target=self._close_when_done, name="oneaccord-shutdown", daemon=True).start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -221,16 +220,30 @@ class Ranks(Executor):
             return
         with self._changed:
             self._closed = self._closed or "they were ended"
-        self.shutdown(cancel_futures=True)
+        self._drop_tasks()
         self._gang.cancel()
-        self._gang.close()
+        self._close()
+
+    def _drop_tasks(self) -> None:
+        with self._changed:
+            dropped = list(self._tasks)
+            self._tasks.clear()
+            self._changed.notify_all()
+        for task in dropped:
+            task.future.cancel()
 
     def _close_when_done(self) -> None:
         try:
             with self._changed:
                 self._changed.wait_for(lambda: not self._tasks and not self._runs_before and self._is_idle())
         finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
             self._gang.close()
+        finally:
+            self._ended.set()
 
     def _is_idle(self) -> bool:
         return len(self._free | self._gang.lost.keys() | self._gang.stuck.keys()) == self.world_size

@@ -132,9 +132,8 @@ def options_of(name: str) -> type[BackendConfig]:
 def _make(spec: LauncherSpec, options: Mapping[str, Any]) -> Any:
     name = spec.name
     if (reason := spec.probe()) is not None:
-        raise BackendUnavailableError(
-            f"the launcher {name!r} cannot be used here: {reason}; try: {install_command(spec.install)}"
-        )
+        remedy = f"; try: {install_command(spec.install)}" if spec.install else ""
+        raise BackendUnavailableError(f"the launcher {name!r} cannot be used here: {reason}{remedy}")
     return _configured(spec, options)
 
 

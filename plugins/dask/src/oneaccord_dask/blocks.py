@@ -55,7 +55,7 @@ def launch_over(
     Raises
     ------
     UsageError
-        ``array`` is no Dask array, or there is no client.
+        ``array`` is no Dask array, ``args`` is no sequence, or there is no client.
     DeadlineError
         ``timeout_s`` is up; it counts for the computation as well.
     Exception
@@ -68,6 +68,8 @@ def launch_over(
     client = client or client_of(DaskConfig())
     if not hasattr(array, "__dask_keys__") or not hasattr(array, "numblocks"):
         raise UsageError(f"expected a Dask array, not {type(array).__name__}; dask.array.from_array makes one")
+    if isinstance(args, str | bytes) or not hasattr(args, "__iter__"):
+        raise UsageError(f"args must be a sequence of arguments, not {args!r}; for one argument: args=(value,)")
     held = client.persist(array)
     futures = {future.key: future for future in futures_of(held)}
     deadline = None if timeout_s is None else Deadline(timeout_s)

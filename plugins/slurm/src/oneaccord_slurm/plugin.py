@@ -11,17 +11,20 @@ from oneaccord.api import LauncherSpec
 __all__ = ["register_launchers"]
 
 _PING_S = 5.0
-_INSTALL = "pip install 'oneaccord[slurm]'"
 
 
 def _probe_slurm() -> str | None:
     if shutil.which("srun") is None:
-        return "there is no srun on the PATH, so this host belongs to no cluster of Slurm"
+        return "there is no srun on the PATH: run this on a host of a cluster of Slurm, or load its module"
     try:
         answer = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_S, check=False)  # noqa: S607
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"Slurm does not answer: {error}"
-    return None if answer.returncode == 0 else f"Slurm does not answer: {(answer.stderr or answer.stdout).strip()}"
+        return _unanswered(str(error))
+    return None if answer.returncode == 0 else _unanswered((answer.stdout + answer.stderr).strip())
+
+
+def _unanswered(words: str) -> str:
+    return f"Slurm's controller does not answer ({words}): is slurmctld up, and does SLURM_CONF, if it is set, name the cluster's file?"
 
 
 def _probe_pbs() -> str | None:
@@ -40,7 +43,7 @@ def register_launchers() -> list[LauncherSpec]:
             factory="oneaccord_slurm.slurm:SlurmLauncher",
             config="oneaccord_slurm.config:SlurmConfig",
             probe=_probe_slurm,
-            install=_INSTALL,
+            install="",
         ),
         LauncherSpec(
             name="pbs",
@@ -49,6 +52,6 @@ def register_launchers() -> list[LauncherSpec]:
             factory="oneaccord_slurm.pbs:PbsLauncher",
             config="oneaccord_slurm.config:PbsConfig",
             probe=_probe_pbs,
-            install=_INSTALL,
+            install="",
         ),
     ]

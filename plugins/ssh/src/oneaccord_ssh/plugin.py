@@ -25,6 +25,6 @@ def register_launchers() -> list[LauncherSpec]:
             factory="oneaccord_ssh.launcher:SshLauncher",
             config="oneaccord_ssh.config:SshConfig",
             probe=_probe,
-            install="pip install 'oneaccord[ssh]'",
+            install="",
         )
     ]
