@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -92,6 +92,13 @@ class Cluster:
     def jobs(self) -> list[str]:
         """Return the numbers of the jobs in the queue."""
         return self.run("squeue", "--noheader", "--format=%i").stdout.split()
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        limit = time.monotonic() + 45
+        while not is_so():
+            assert time.monotonic() < limit, f"it did not happen; jobs: {self.jobs()}"
+            time.sleep(0.1)
 
     def until_empty(self) -> None:
         """Wait until there are no jobs."""
