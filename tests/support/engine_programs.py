@@ -33,10 +33,8 @@ __all__ = [
     "test_engine_cancel_ends_all",
     "test_engine_ctrl_c_interrupts_the_program",
     "test_engine_deadline_names_ranks_and_frees_them",
-    "test_engine_exception_comes_back_as_its_own_type",
     "test_engine_killed_driver_leaves_nothing",
     "test_engine_killed_rank_is_named",
-    "test_engine_large_arguments_and_results",
     "test_engine_lost_rank_of_ranks_is_replaced_by_others",
     "test_engine_refuses_impossible_arguments",
     "test_engine_refuses_what_it_has_not",
@@ -129,25 +127,6 @@ def test_engine_world_of_one(engine: Engine) -> None:
     assert engine.launch(launched.adds, 1, 10.0) == [(0, 1, 10.0)]
 
 
-def test_engine_large_arguments_and_results(engine: Engine) -> None:
-    data = np.arange(2_000_000)
-    with engine.ranks(2) as ranks:
-        assert ranks.run(launched.sums, data, timeout_s=LONG_S) == [int(data.sum())] * 2
-        results = ranks.run(launched.big, 16_000_000, timeout_s=LONG_S)
-    assert [(len(each), int(each[0]), int(each[-1])) for each in results] == [(16_000_000, rank, rank) for rank in range(2)]
-
-
-def test_engine_exception_comes_back_as_its_own_type(engine: Engine) -> None:
-    with pytest.raises(launched.OfItsOwn, match="no such thing") as caught:
-        engine.launch(launched.fails, 2, 1)
-    assert caught.value.code == 7
-    (note,) = caught.value.__notes__
-    assert note.startswith("raised by fails() on rank 1 of 2")
-    assert "then also: rank 0 (" in note
-    assert ", in fails\n" in note  # its traceback; its source may be on this computer alone
-    assert "worker_main" not in note
-
-
 def test_engine_two_jobs_at_once(engine: Engine) -> None:
     found: dict[float, Any] = {}
 
@@ -163,9 +142,11 @@ def test_engine_two_jobs_at_once(engine: Engine) -> None:
 
 
 def test_engine_deadline_names_ranks_and_frees_them(engine: Engine, tmp_path: Path) -> None:
-    with pytest.raises(oa.DeadlineError, match=r"ranks 0-1 of 2 had not finished notes\(\) within 5 s"):
-        engine.launch(launched.notes, 2, str(tmp_path), timeout_s=5.0)
-    await_ended(tmp_path)  # those that had begun by then
+    with pytest.raises(oa.DeadlineError, match="within 4 s") as caught:
+        engine.launch(launched.notes, 2, str(tmp_path), timeout_s=4.0)
+    if list(tmp_path.glob("*.began")):  # a busy computer may still start the workers by then
+        assert "ranks 0-1 of 2 had not finished notes()" in str(caught.value)
+    await_ended(tmp_path)
     assert engine.launch(launched.adds, 2, 1.0) == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
@@ -242,6 +223,22 @@ class TestWarm:
         assert ranks.run(launched.adds, 1.0, times=3, timeout_s=LONG_S) == [(0, 2, 3.0), (1, 2, 3.0)]
         assert ranks.run(launched.pid, timeout_s=LONG_S) == first
 
+    def test_engine_warm_large_arguments_and_results(self, ranks: oa.Ranks) -> None:
+        data = np.arange(2_000_000)
+        assert ranks.run(launched.sums, data, timeout_s=LONG_S) == [int(data.sum())] * 2
+        results = ranks.run(launched.big, 16_000_000, timeout_s=LONG_S)
+        assert [(len(each), int(each[0]), int(each[-1])) for each in results] == [(16_000_000, rank, rank) for rank in range(2)]
+
+    def test_engine_warm_exception_comes_back_as_its_own_type(self, ranks: oa.Ranks) -> None:
+        with pytest.raises(launched.OfItsOwn, match="no such thing") as caught:
+            ranks.run(launched.fails, 1, timeout_s=LONG_S)
+        assert caught.value.code == 7
+        (note,) = caught.value.__notes__
+        assert note.startswith("raised by fails() on rank 1 of 2")
+        assert "then also: rank 0 (" in note
+        assert ", in fails\n" in note  # its traceback; its source may be on this computer alone
+        assert "worker_main" not in note
+
     @pytest.mark.parametrize(
         ("function", "error", "words"),
         [
@@ -263,8 +260,8 @@ class TestWarm:
         assert ranks.run(launched.adds, 1.0, timeout_s=LONG_S) == [(0, 2, 3.0), (1, 2, 3.0)]
 
     def test_engine_warm_ranks_serve_after_a_deadline(self, ranks: oa.Ranks) -> None:
-        with pytest.raises(oa.DeadlineError, match=r"ranks 0-1 of 2 had not finished turns\(\) within 3 s"):
-            ranks.run(launched.turns, timeout_s=3)
+        with pytest.raises(oa.DeadlineError, match=r"ranks 0-1 of 2 had not finished turns\(\) within 2 s"):
+            ranks.run(launched.turns, timeout_s=2)
         assert ranks.run(launched.adds, 1.0, timeout_s=LONG_S) == [(0, 2, 3.0), (1, 2, 3.0)]
 
     def test_engine_warm_ranks_map_and_run_in_turn(self, ranks: oa.Ranks) -> None:
