@@ -55,7 +55,7 @@ help:
 demo: venv
 	@echo "Four processes train a network on handwritten digits, for a few seconds. The last lines should say that it is right"
 	@echo "for at least 95 % of the images it has not seen, and that all four hold the same bits."
-	@$(BIN)/oneaccord run -n 4 --config examples/oneaccord.toml examples/train_digits.py || { code=$$?; [ $$code = 130 ] || { $(SAY_DEMO_FAILED); }; exit $$code; }
+	@$(BIN)/oneaccord run -n 4 --config examples/oneaccord.toml examples/gallery/digits.py || { code=$$?; [ $$code = 130 ] || { $(SAY_DEMO_FAILED); }; exit $$code; }
 
 # What failed, and how to repeat it, conftest.py says.
 test: venv-dev

@@ -30,8 +30,8 @@ from typing import Any, Final
 
 __all__ = ["Campaign"]
 
-_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
-_STEPS_PER_EPOCH: Final = 22
+_EXAMPLES: Final = Path(__file__).parents[2] / "examples" / "gallery"
+_STEPS_PER_EPOCH: Final = 24
 _LONGEST: Final = 4
 """So many steps after a kill the next one comes at the latest; until it is heard of and strikes, some more are done."""
 _STEPS_PER_KILL: Final = 9
@@ -47,10 +47,9 @@ PROGRAM = """
 import faulthandler, hashlib, json, os, signal, sys, time
 faulthandler.register(signal.SIGUSR2)
 sys.path.insert(0, os.environ["EXAMPLES"])
-import train_digits_elastic as example
+import elastic as example
 import oneaccord as oa
 
-example.EPOCHS = int(os.environ["EPOCHS"])
 telling = os.open(os.environ["TELL"], os.O_WRONLY)
 def tell(what, **facts):
     line = json.dumps({"what": what, "pid": os.getpid(), "at": time.monotonic(), **facts})
@@ -70,7 +69,7 @@ def committed(self):
         weights = b"".join(self["weights"][name].tobytes() for name in sorted(self["weights"]))
         tell("step", generation=now["generation"], commits=self._commits, digest=hashlib.sha256(weights).hexdigest())
 oa.ElasticState._settle, oa.ElasticState.commit = settled, committed
-tell("ended", accuracy=example.train(), rank=now["rank"])
+tell("ended", accuracy=example.main(int(os.environ["EPOCHS"])), rank=now["rank"])
 """
 
 
