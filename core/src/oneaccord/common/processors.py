@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from oneaccord.common.control_groups import control_groups, read_text
 
 __all__ = ["processors"]
 
@@ -28,27 +29,14 @@ def quotas(root: Path) -> Iterator[tuple[int, int]]:
     root
         The folder of ``proc`` and ``sys``; for tests.
     """
-    groups = root / "sys" / "fs" / "cgroup"
-    for line in _read(root / "proc" / "self" / "cgroup").splitlines():
-        _, controllers, name = [*line.split(":", 2), "", ""][:3]
-        within = Path(name.lstrip("/"))
-        if not controllers:  # version 2
-            for folder in (within, *within.parents):
-                yield from _limit(_read(groups / folder / "cpu.max").split())
-        elif "cpu" in controllers.split(","):
-            for folder in (within, *within.parents):
-                files = (groups / mount / folder for mount in (controllers, "cpu"))
-                for each in files:
-                    yield from _limit(_read(each / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
+    for version, folder in control_groups(root, "cpu"):
+        if version == 2:
+            yield from _limit(read_text(folder / "cpu.max").split())
+        else:
+            yield from _limit(read_text(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
 
 
 def _limit(words: list[str] | Iterator[str]) -> Iterator[tuple[int, int]]:
     found = list(words)
     if len(found) == 2 and found[0].isdigit() and found[1].isdigit() and int(found[0]) and int(found[1]):  # and not max, or -1
         yield int(found[0]), int(found[1])
-
-
-def _read(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text(encoding="utf-8")
-    return ""

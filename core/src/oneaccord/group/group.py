@@ -29,6 +29,7 @@ from oneaccord.group.forming import Setup
 from oneaccord.group.gpus import GpuCalls
 from oneaccord.group.messages import MessageCalls
 from oneaccord.group.objects import ObjectCalls
+from oneaccord.group.shared import SharedCalls
 from oneaccord.group.shrinking import check_possible, shrink
 from oneaccord.job.group_ranks import Members, ranks_per_host
 from oneaccord.job.job import Job
@@ -40,7 +41,7 @@ __all__ = ["Group"]
 _GRACE_S = 5.0
 
 
-class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames):
+class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, SharedCalls, ForeignNames):
     """The ranks that communicate together. Made by `oneaccord.init`; a context manager that closes the group at its end.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
