@@ -165,7 +165,8 @@ def test_who_cannot_open_the_memory_of_a_rank_that_has_just_died_goes_on_without
         GOING_ON
         + """
 import oneaccord.control.store
-from oneaccord_shm.segment import CannotOpenError, Segment
+from oneaccord.api import CannotOpenError
+from oneaccord_shm.segment import Segment
 told, opened, armed = oneaccord.control.store.Store._lose, Segment.open.__func__, []
 def told_late(self, *lost):
     self._loop.call_later(0.3, lambda: told(self, *lost))

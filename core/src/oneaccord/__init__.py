@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from oneaccord.group.group import Group
     from oneaccord.group.init import init
     from oneaccord.group.mesh import DeviceMesh
+    from oneaccord.group.shared import SharedArray
     from oneaccord.job.threads import outside, sleep
     from oneaccord.launchers.seat import Seat
 
@@ -94,6 +95,7 @@ __all__ = [
     "RendezvousError",
     "Seat",
     "SelfSendError",
+    "SharedArray",
     "SizeMismatchError",
     "UnknownBackendError",
     "UnsupportedError",
@@ -117,6 +119,7 @@ _HOMES = {
     "Group": "oneaccord.group.group",
     "Op": "oneaccord.arrays.ops",
     "Seat": "oneaccord.launchers.seat",
+    "SharedArray": "oneaccord.group.shared",
     "Work": "oneaccord.calls.work",
     **dict.fromkeys(("ElasticState", "elastic"), "oneaccord.group.elastic"),
     "as_completed": "oneaccord.calls.work",

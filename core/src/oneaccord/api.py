@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from oneaccord.local.guard import Guard, guarded
     from oneaccord.local.output import Screen, screens
     from oneaccord.local.output import Stream as OutputStream
+    from oneaccord.runtime.host_memory import CannotOpenError, boot_id, map_shared, memory_fence, open_in_process
     from oneaccord.runtime.idle import current_frames
     from oneaccord.schedule.algorithms.registry import Algorithm
     from oneaccord.schedule.simulation.jitter import Jitter, JitterSource
@@ -112,6 +113,7 @@ __all__ = [
     "Buffer",
     "CLibrary",
     "CallEvent",
+    "CannotOpenError",
     "ClosedError",
     "Collective",
     "CollectiveRequest",
@@ -193,6 +195,7 @@ __all__ = [
     "WorkerLauncher",
     "WorkerLost",
     "agree_on_call",
+    "boot_id",
     "compare_settings",
     "copy_own",
     "current_frames",
@@ -216,7 +219,10 @@ __all__ = [
     "loader_folders",
     "make_host_launcher",
     "many",
+    "map_shared",
+    "memory_fence",
     "of_setting",
+    "open_in_process",
     "processors",
     "program_frame",
     "python_folders",
@@ -255,6 +261,9 @@ _HOMES = {
     "Sealer": "oneaccord.group.sealing",
     "Task": "oneaccord.engines.worker_main",
     "launch": "oneaccord.engines.launching",
+    **dict.fromkeys(
+        ("CannotOpenError", "boot_id", "map_shared", "memory_fence", "open_in_process"), "oneaccord.runtime.host_memory"
+    ),
     "ThreadWorld": "oneaccord.job.threads",
     "Work": "oneaccord.calls.work",
     "current_frames": "oneaccord.runtime.idle",

@@ -125,7 +125,8 @@ def test_auto_takes_what_starts_on_all_ranks(nursery: Nursery) -> None:
         from unittest import mock
         import oneaccord.job.autobackend
         import oneaccord_shm.backend, oneaccord_shm.plugin
-        from oneaccord_shm.segment import CannotOpenError, Segment
+        from oneaccord.api import CannotOpenError
+        from oneaccord_shm.segment import Segment
 
         class Late(oneaccord_shm.backend.ShmBackend):
             def __init__(self, bootstrap):
@@ -155,7 +156,8 @@ def test_auto_takes_what_starts_on_all_ranks(nursery: Nursery) -> None:
 
 def test_auto_without_a_backend_for_all_ranks_says_why_on_all(nursery: Nursery) -> None:
     program = """
-        from oneaccord_shm.segment import CannotOpenError, Segment
+        from oneaccord.api import CannotOpenError
+        from oneaccord_shm.segment import Segment
         def refuse(*_):
             raise CannotOpenError("process 7 is another one here")
         if rank == 1:

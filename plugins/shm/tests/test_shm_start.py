@@ -13,10 +13,11 @@ from support.transport_tools import held
 from support.worlds import must
 
 import oneaccord as oa
+from oneaccord.api import CannotOpenError
 from oneaccord.config import load
 from oneaccord_shm import meeting
 from oneaccord_shm.plugin import oneaccord_register_backends
-from oneaccord_shm.segment import CannotOpenError, Geometry, Segment, least_segment_bytes
+from oneaccord_shm.segment import Geometry, Segment, least_segment_bytes
 
 
 @pytest.mark.parametrize(

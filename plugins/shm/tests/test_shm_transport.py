@@ -14,7 +14,7 @@ from support.transport_tools import PATIENCE_S, connected, finish, held
 from support.waiting import until
 from support.worlds import must, on_threads
 
-from oneaccord.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer
+from oneaccord.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer, map_shared
 from oneaccord_shm import bell, kernel, order
 from oneaccord_shm.segment import SLOTS
 
@@ -438,7 +438,7 @@ def test_a_word_is_never_seen_half_written() -> None:
     """Sequence numbers are written and read by memoryview, in another process."""
     fd = os.memfd_create("words")
     os.ftruncate(fd, 4096)
-    words = kernel.map_shared(fd, 0, 4096).cast("Q")
+    words = map_shared(fd, 0, 4096).cast("Q")
     full = (1 << 64) - 1
     child = os.fork()
     if not child:

@@ -77,10 +77,6 @@ def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
     return np.frombuffer(memoryview(memory), np.uint8).data
 
 
-_lock = threading.Lock()
-_take, _give = _lock.acquire, _lock.release
-
-
 def memory_fence() -> None:
     """Separate the reads and writes of this thread before the call from those after it.
 
@@ -88,10 +84,11 @@ def memory_fence() -> None:
     stay before it, accesses after the second acquire stay after it, and a release is never passed by a later acquire, neither in Arm's memory
     model nor in C's for sequentially consistent ones. So nothing passes from one side of the two pairs to the other.
     """
-    _take()
-    _give()
-    _take()
-    _give()
+    lock = threading.Lock()  # a new one: a signal handler may interrupt this, and call it
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+    lock.release()
 
 
 def open_in_process(pid: int, number: int, name: str, token: bytes, offset: int) -> int:

@@ -1,4 +1,4 @@
-"""System calls that Python does not offer: mapping without a file descriptor of its own, other processes' memory, futexes, barriers, holes."""
+"""System calls that Python does not offer: other processes' memory, futexes, barriers, holes."""
 
 from __future__ import annotations
 
@@ -6,27 +6,18 @@ import ctypes
 import errno
 import os
 import platform
-import weakref
 
 import numpy as np
 
-__all__ = ["address_of", "barrier", "futex_wait", "futex_wake", "map_shared", "punch_hole", "read_process", "register_barrier"]
+__all__ = ["address_of", "barrier", "futex_wait", "futex_wake", "punch_hole", "read_process", "register_barrier"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_munmap = _libc.munmap
-_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _fallocate = _libc.fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _read_process = getattr(_libc, "process_vm_readv", None)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
-_READ_WRITE = 3
-_SHARED = 1
-_FAILED = ctypes.c_void_p(-1).value
 _PUNCH_HOLE = 0x01 | 0x02  # keep the size, punch a hole
 
 # The numbers of futex and membarrier, by machine.
@@ -56,26 +47,6 @@ _Two = _Iovec * 2
 if _read_process is not None:
     _read_process.restype = ctypes.c_ssize_t
     _read_process.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-
-
-def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
-    """Map a part of a file; it is unmapped when the last view of it is gone.
-
-    `mmap.mmap` keeps a copy of the file descriptor for each mapping, of which a process has few, and does not know when it is unused.
-
-    Raises
-    ------
-    OSError
-        The kernel refuses, usually because the process has too many mappings or address space is limited.
-    """
-    address = _mmap(None, nbytes, _READ_WRITE, _SHARED, fd, offset)
-    if address == _FAILED:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{nbytes} bytes of shared memory cannot be mapped: {os.strerror(code)}")
-    memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Not at the end of the process, when other code may still look.
-    weakref.finalize(memory, _munmap, address, nbytes).atexit = False
-    return np.frombuffer(memoryview(memory), np.uint8).data
 
 
 def address_of(view: memoryview) -> int:

@@ -6,12 +6,11 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from oneaccord.api import BackendUnavailableError, Bootstrap, read_cards, write_card
+from oneaccord.api import BackendUnavailableError, Bootstrap, CannotOpenError, boot_id, read_cards, write_card
 from oneaccord_shm.kernel import address_of
 from oneaccord_shm.lender import Lender
-from oneaccord_shm.segment import TOKEN_BYTES, CannotOpenError, Segment
+from oneaccord_shm.segment import TOKEN_BYTES, Segment
 
 __all__ = ["Card", "Company", "meet"]
 
@@ -56,14 +55,6 @@ class Card:
     def __post_init__(self) -> None:
         if self.pid <= 0 or self.fd < -1 or not 0 <= self.heap_bytes < 1 << 48:
             raise ValueError(f"there is no such memory: {self}")
-
-
-def boot_id() -> str:
-    """Return an identifier that is the same for all processes of one running system, in containers or not, and for no others."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _namespace() -> str:

@@ -20,8 +20,8 @@ import resource
 import weakref
 from dataclasses import dataclass
 
-from oneaccord.api import HEADER_BYTES
-from oneaccord_shm.kernel import map_shared, punch_hole
+from oneaccord.api import HEADER_BYTES, map_shared, open_in_process
+from oneaccord_shm.kernel import punch_hole
 
 __all__ = [
     "LABELS",
@@ -29,7 +29,6 @@ __all__ = [
     "PAYLOADS",
     "SLOTS",
     "TOKEN_BYTES",
-    "CannotOpenError",
     "Geometry",
     "Segment",
     "least_segment_bytes",
@@ -53,10 +52,6 @@ PAYLOADS: int = LABELS + SLOTS * LINE
 """The offsets of labels and payloads of a ring."""
 
 _segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-
-
-class CannotOpenError(Exception):
-    """A peer's memory cannot be opened; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,33 +135,7 @@ class Segment:
         CannotOpenError
             It is not there, belongs to another user, or this process may not open it.
         """
-        path = f"/proc/{pid}/fd/{number}"
-        try:
-            # Another process may have that number here: its open files may be anything, and must not be touched.
-            target = os.readlink(path)  # noqa: PTH115 - its target is not a path
-            if _NAME not in target and not target.startswith(f"{_FOLDER}/"):
-                raise CannotOpenError(
-                    f"here, {pid} is the number of another process: the ranks are in different containers or PID namespaces"
-                )
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except PermissionError as error:
-            raise CannotOpenError(f"process {pid} belongs to another user, or is protected ({error.strerror})") from error
-        except FileNotFoundError as error:
-            raise CannotOpenError(
-                f"here, no process {pid} has it open: the ranks are in different containers or PID namespaces, or it has ended"
-            ) from error
-        except OSError as error:
-            hint = "; raise the limit (`ulimit -n`)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-            raise CannotOpenError(f"{path}: {error.strerror}{hint}") from error
-        try:
-            if os.pread(fd, TOKEN_BYTES, 0) != token:
-                raise CannotOpenError(
-                    f"here, {pid} is the number of another process: the ranks are in different containers or PID namespaces"
-                )
-        except BaseException:
-            os.close(fd)
-            raise
-        return cls(fd, heap_bytes)
+        return cls(open_in_process(pid, number, _NAME, token, 0), heap_bytes)
 
     def page(self) -> memoryview:
         """Return the first page, which is mapped once."""
