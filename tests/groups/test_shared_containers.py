@@ -50,11 +50,11 @@ with oa.init(rank=rank, world_size=size, backend="tcp", config={"rendezvous": {"
             found = {"array": shared.array[:size].tolist(), "ranks": shared.group.ranks, "split": group.split_hosts().ranks}
             found["folder"] = [name for name in os.listdir("/dev/shm") if name.startswith("oneaccord")]
             if nbytes > 1000:
-                shared.array[...] = 1  # no page is missing
                 try:
                     group.shared(nbytes, "uint8")
                 except oa.OutOfMemoryError as error:
                     found["second"] = str(error)
+                shared.array[...] = 1  # no page is missing
     except oa.OneAccordError as error:
         found = {"error": type(error).__name__, "text": str(error)}
     with open(f"found-{rank}", "w") as file:

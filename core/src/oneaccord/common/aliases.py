@@ -48,8 +48,10 @@ _OF_A_GROUP = _by_theirs(
         "send": "Send",
         "send_async": "isend Isend",
         "sendrecv": "Sendrecv send_recv sendRecv",
+        "shared": "Allocate_shared Shared_query",
         "shrink": "Shrink",
         "split": "Split",
+        "split_hosts": "Split_type",
         "subgroup": "new_group Create Create_group",
         "world_size": "size Get_size get_size get_world_size getSize",
     }
