@@ -134,7 +134,7 @@ def find_hosts(job: Job, members: Members, trade: Trade, *, is_assigned: bool) -
 def _make(token: bytes, *, in_folder: bool) -> tuple[SharedFile | None, str]:
     try:
         return SharedFile.create(0, token, in_folder=in_folder), ""
-    except (OSError, MemoryError, AttributeError) as error:  # AttributeError: this is not Linux
+    except (OSError, MemoryError) as error:
         return None, str(error)
 
 

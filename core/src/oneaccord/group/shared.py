@@ -380,7 +380,7 @@ class _Making(Generic[G]):
             self._file = SharedFile.create(self._nbytes, token, in_folder=self._is_named)
             if self._is_named:
                 name = self._file.publish()
-        except (MemoryError, OSError, AttributeError) as error:  # AttributeError: this is not Linux
+        except (MemoryError, OSError) as error:
             return _Offer(words, digest, problem=_problem(error))
         return _Offer(words, digest, os.getpid(), self._file.fd, name, token)
 
@@ -442,6 +442,8 @@ class _Making(Generic[G]):
 
 def _problem(error: Exception) -> _Problem:
     text = safe_str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:  # without its number
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return _Problem(text[:_MOST_WORDS], isinstance(error, MemoryError))
 
 

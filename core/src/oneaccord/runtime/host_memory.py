@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import secrets
@@ -21,7 +20,9 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,14 +37,6 @@ _NAME = "oneaccord-shared"
 _STEP_BYTES = 32 << 20
 """How many bytes get their pages in one system call: a signal makes the system begin it again."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_munmap = _libc.munmap
-_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_FAILED = ctypes.c_void_p(-1).value
-
 
 class CannotOpenError(Exception):
     """The memory of another process cannot be opened; the text says why."""
@@ -57,6 +50,16 @@ def boot_id() -> str:
         return socket.gethostname()
 
 
+@cache
+def _mapping_calls() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return mmap and munmap, which not every system has; this module must be importable on all."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc.mmap, libc.munmap
+
+
 def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
     """Map a part of a file; it is unmapped when the last view of it is gone.
 
@@ -67,13 +70,14 @@ def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
     OSError
         The kernel refuses, usually because the process has too many mappings or address space is limited.
     """
-    address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
-    if address == _FAILED:
+    map_pages, unmap_pages = _mapping_calls()
+    address = map_pages(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+    if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, f"{nbytes} bytes of shared memory cannot be mapped: {os.strerror(code)}")
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     # Not at the end of the process, when other code may still look.
-    weakref.finalize(memory, _munmap, address, nbytes).atexit = False
+    weakref.finalize(memory, unmap_pages, address, nbytes).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8).data
 
 
@@ -174,6 +178,8 @@ class SharedFile:
             The system lacks the necessary calls.
         """
         in_folder = in_folder or not hasattr(os, "memfd_create")
+        if in_folder and not hasattr(os, "O_TMPFILE"):
+            raise OSError(errno.ENOSYS, "this system has no memory without a name that processes share; it needs Linux")
         flags = os.O_RDWR | os.O_CLOEXEC
         fd = (
             os.open(FOLDER, flags | os.O_TMPFILE, 0o600)
@@ -188,6 +194,8 @@ class SharedFile:
                 os.ftruncate(fd, file._token_at + mmap.PAGESIZE)
                 os.pwrite(fd, token, file._token_at)
             with contextlib.suppress(OSError):  # a file of /dev/shm has no seals
+                import fcntl
+
                 # A process that opens it must not shrink it: touching the mapped pages would then kill the others.
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except BaseException:
@@ -232,6 +240,8 @@ class SharedFile:
         OSError
             The system refuses.
         """
+        import fcntl
+
         _sweep()
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         path = FOLDER / f"{_NAME}-{secrets.token_hex(16)}"
@@ -327,6 +337,8 @@ def _whole_pages(nbytes: int) -> int:
 
 def _sweep() -> None:
     """Remove the names that killed processes have left."""
+    import fcntl
+
     for path in FOLDER.glob(f"{_NAME}-*"):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
