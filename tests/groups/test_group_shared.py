@@ -13,6 +13,7 @@ from support.waiting import PATIENCE_S
 from support.worlds import must, over_sockets, thread_world
 
 import oneaccord as oa
+import oneaccord_simulated as simulated
 from oneaccord.api import Group
 
 STRUCTURED = np.dtype([("at", "<f8", (2,)), ("kind", "u1")], align=True)
@@ -342,3 +343,36 @@ def test_threads_of_a_rank_share_by_groups_of_their_own(one_host):
         return found
 
     assert one_host(program, 2) == [[2, 20, 200]] * 2
+
+
+def test_survivors_of_a_simulated_death_keep_what_was_written():
+    def fill(group: Group, kept: list[Any]) -> None:
+        for number in range(1, 10**6):
+            with group.shared(3, "int64") as shared:
+                shared.array[group.rank] = number
+                shared.fence()
+                kept.append(shared.array)
+                shared.fence()
+
+    def program(group: Group) -> tuple[int, list[int]]:
+        kept: list[Any] = []
+        with pytest.raises(oa.PeerLostError) as info:
+            fill(group, kept)
+        return info.value.peer, kept[-1].tolist()
+
+    for seed, microseconds in enumerate((15, 17, 19, 21, 23)):
+        victim = seed % 3
+        run = simulated.run(
+            program,
+            3,
+            seed=seed,
+            network="textbook",
+            faults=simulated.Kill(rank=victim, at_s=microseconds * 1e-6),
+            config={"ranks_per_host": 3},
+            check=False,
+        )
+        found = [run.results[rank] for rank in range(3) if rank != victim]
+        assert [peer for peer, _ in found] == [victim] * 2
+        for _, array in found:
+            assert array == [array[0]] * 3
+            assert array[0] > 0
