@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from oneaccord.calls.failures import awaited
 from oneaccord.common.ranks import show_ranks
 from oneaccord.contract.cards import write_card
 from oneaccord.job.group_ranks import Members
@@ -116,9 +117,11 @@ def find_hosts(job: Job, members: Members, trade: Trade, *, is_assigned: bool) -
     file, why = _make(token, in_folder=False)
     try:
         mine = _Probe(boot_id(), assigned, os.getpid(), -1 if file is None else file.fd, "", token)
-        probes = job.read_cards(trade("hosts", mine), _Probe, trade.name, members.ranks)
-        systems = [(probe.system, probe.host) for probe in probes]
-        opened = _open_first(members.rank, systems, probes, why, _open_there)
+        cards = trade("hosts", mine)
+        with awaited(job, members, trade.name):
+            probes = job.read_cards(cards, _Probe, trade.name, members.ranks)
+            systems = [(probe.system, probe.host) for probe in probes]
+            opened = _open_first(members.rank, systems, probes, why)
         answers = job.read_cards(trade("opened", opened), _Opened, trade.name, members.ranks)
     finally:
         if file is not None:
@@ -138,24 +141,12 @@ def _make(token: bytes, *, in_folder: bool) -> tuple[SharedFile | None, str]:
         return None, str(error)
 
 
-def _open_there(probe: _Probe) -> SharedFile:
-    if probe.fd < 0:
-        raise CannotOpenError(f"process {probe.pid} has no memory to share")
-    return SharedFile.open(probe.pid, probe.fd, probe.token, 0)
-
-
-def _open_by_name(probe: _Probe) -> SharedFile:
-    return SharedFile.open_named(probe.name, probe.token, 0)
-
-
-def _open_first(
-    own: int, systems: Sequence[Hashable], probes: Sequence[_Probe], why: str, open_file: Callable[[_Probe], SharedFile]
-) -> _Opened:
+def _open_first(own: int, systems: Sequence[Hashable], probes: Sequence[_Probe], why: str) -> _Opened:
     """Open the memory of the lowest rank of this system whose memory can be opened; it may be this rank's own."""
     for rank, probe in enumerate(probes[:own] if not why else ()):
-        if systems[rank] == systems[own]:
+        if systems[rank] == systems[own] and probe.fd >= 0:
             try:
-                open_file(probe).close()
+                SharedFile.open(probe.pid, probe.fd, probe.token, 0).close()
             except CannotOpenError as error:
                 why = why or str(error)
             else:
@@ -185,15 +176,11 @@ def _by_names(job: Job, members: Members, trade: Trade, systems: Sequence[Hashab
                 name = file.publish()
             except OSError as error:
                 _log.info("rank %d can publish no memory in /dev/shm: %s", members.ranks[own], error)
-        probes = job.read_cards(trade("names", _Probe(name=name, token=token)), _Probe, trade.name, members.ranks)
-        seen = next(
-            (
-                rank
-                for rank, probe in enumerate(probes)
-                if probe.name and systems[rank] == systems[own] and _can_open_by_name(probe)
-            ),
-            -1,
-        )
+        cards = trade("names", _Probe(name=name, token=token))
+        with awaited(job, members, trade.name):
+            probes = job.read_cards(cards, _Probe, trade.name, members.ranks)
+            here = (rank for rank, system in enumerate(systems) if system == systems[own])
+            seen = next((rank for rank in here if _can_open_by_name(probes[rank])), -1)
         found = job.read_cards(trade("found", _Opened(seen)), _Opened, trade.name, members.ranks)
     finally:
         if file is not None:
@@ -202,8 +189,10 @@ def _by_names(job: Job, members: Members, trade: Trade, systems: Sequence[Hashab
 
 
 def _can_open_by_name(probe: _Probe) -> bool:
+    if not probe.name:
+        return False
     try:
-        _open_by_name(probe).close()
+        SharedFile.open_named(probe.name, probe.token, 0).close()
     except CannotOpenError:
         return False
     return True
