@@ -1,4 +1,4 @@
-"""Check which module may import which: the rule of docs/architecture.md, read from the source, nothing is imported.
+"""Check which module may import which: the rule of docs/explanation/architecture.md, read from the source, nothing is imported.
 
 Usage: python tools/check_imports.py [ROOT]
 

@@ -1,4 +1,4 @@
-"""Write docs/reference.md, docs/reference-parallel.md and docs/reference-api.md: every public name of `oneaccord`, of `oneaccord_parallel` and
+"""Write docs/reference/api.md, docs/reference/parallel.md and docs/reference/plugin-api.md: every public name of `oneaccord`, of `oneaccord_parallel` and
 of `oneaccord.api`, from its docstring.
 
 Usage: python tools/make_reference.py [--check]
@@ -38,7 +38,7 @@ class Reference:
 
 CORE = Reference(
     "oneaccord",
-    ROOT / "docs" / "reference.md",
+    ROOT / "docs" / "reference" / "api.md",
     """\
 # Reference
 
@@ -50,7 +50,7 @@ date. `help(oneaccord.Group.all_reduce)` shows the same in Python. [plugins.md](
 )
 PARALLEL = Reference(
     "oneaccord_parallel",
-    ROOT / "docs" / "reference-parallel.md",
+    ROOT / "docs" / "reference" / "parallel.md",
     """\
 # Reference of the training layers
 
@@ -62,7 +62,7 @@ Every public name of `oneaccord_parallel`, with its arguments and its errors: fu
 )
 API = Reference(
     "oneaccord.api",
-    ROOT / "docs" / "reference-api.md",
+    ROOT / "docs" / "reference" / "plugin-api.md",
     """\
 # Reference of the plugin API
 

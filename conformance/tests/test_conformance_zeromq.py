@@ -1,4 +1,4 @@
-"""docs/zeromq.md: its code is that of tests/packages/oneaccord-zeromq, which conforms as a stranger's distribution."""
+"""docs/guides/zeromq.md: its code is that of tests/packages/oneaccord-zeromq, which conforms as a stranger's distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGE = ROOT / "tests" / "packages" / "oneaccord-zeromq"
 
 
 def test_the_page_shows_the_files_of_the_package() -> None:
-    page = (ROOT / "docs" / "zeromq.md").read_text()
+    page = (ROOT / "docs" / "guides" / "zeromq.md").read_text()
     shown = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     files = {"pyproject.toml", "src/oneaccord_zeromq/plugin.py", "src/oneaccord_zeromq/backend.py"}
     assert shown == {file: (PACKAGE / file).read_text() for file in files}

@@ -15,7 +15,7 @@ from oneaccord.schedule.contracts import PROMISES
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "make_pictures.py"
-PAGE = ROOT / "docs" / "algorithms.md"
+PAGE = ROOT / "docs" / "reference" / "algorithms.md"
 
 pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="the documentation is not part of this installation")
 

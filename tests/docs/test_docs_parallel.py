@@ -1,4 +1,4 @@
-"""docs/parallel.md: its first program runs as it stands there, and what it says of ways through a mesh is what they are."""
+"""docs/guides/training.md: its first program runs as it stands there, and what it says of ways through a mesh is what they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.worlds import must, thread_world
 import oneaccord as oa
 import oneaccord_parallel as mp
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "training.md").read_text(encoding="utf-8")
 
 
 def test_the_first_program_does_what_the_page_shows(tmp_path):

@@ -1,4 +1,4 @@
-"""The backend over a foreign library in docs/plugins.md works as it stands there, over a library of this module."""
+"""The backend over a foreign library in docs/guides/plugins.md works as it stands there, over a library of this module."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Ponies:
 @pytest.fixture(scope="module")
 def backend() -> str:
     """Register the backend of the page, once in this process; give its name."""
-    page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "plugins.md").read_text(encoding="utf-8")
     section = page.partition("\n### Over a foreign library\n")[2].partition("\n### ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     library: Any = types.ModuleType("ponylib")

@@ -1,4 +1,4 @@
-"""docs/recipes.md: each program is run as it stands there, and prints what is shown."""
+"""docs/guides/recipes.md: each program is run as it stands there, and prints what is shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from support import preloaded
 from support.worlds import free_port
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 SECTIONS = {
     section.partition("\n")[0].strip("# "): re.findall(r"^```(\w+)\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
     for section in re.split(r"^(?=## )", PAGE, flags=re.MULTILINE)[1:]

@@ -57,7 +57,7 @@ def test_each_page_of_docs_is_listed_in_the_readme(repository):
 
 def test_the_threat_model_names_files_and_tests_that_are_there(repository):
     named = re.findall(
-        r"`([\w/]+\.(?:py|c|lock))(?:::(\w+))?`", (repository / "docs" / "threat-model.md").read_text(encoding="utf-8")
+        r"`([\w/]+\.(?:py|c|lock))(?:::(\w+))?`", (repository / "docs" / "explanation" / "threat-model.md").read_text(encoding="utf-8")
     )
     assert len([test for _, test in named if test]) >= 20
     missing = []

@@ -1,4 +1,4 @@
-# What C has. Core and the backends use it; see docs/native.md.
+# What C has. Core and the backends use it; see docs/explanation/native.md.
 
 from collections.abc import Callable
 from typing import Any, TypeAlias

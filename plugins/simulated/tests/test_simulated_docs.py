@@ -1,4 +1,4 @@
-"""docs/testing.md and the READMEs: their programs are run, and do what is shown."""
+"""docs/guides/testing.md and the READMEs: their programs are run, and do what is shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oneaccord_simulated import FaultPlan, run
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-PAGE = (DOCS / "testing.md").read_text()
+PAGE = (DOCS / "guides" / "testing.md").read_text()
 
 
 class Block(NamedTuple):

@@ -70,7 +70,7 @@ class ObjectCalls(Calls):
         Parameters
         ----------
         obj
-            The object to send; docs/groups.md lists what can travel.
+            The object to send; docs/guides/groups.md lists what can travel.
         dest
             Another rank.
         timeout_s
@@ -98,7 +98,7 @@ class ObjectCalls(Calls):
             Another rank.
         type
             The type that the object must have, such as a dataclass. By default plain Python objects come out: see
-            docs/groups.md.
+            docs/guides/groups.md.
         timeout_s
             Seconds that the call may last.
 

@@ -1,7 +1,7 @@
 """The least work of a call on this machine: the messages one after the other, and the bytes over each way.
 
 The least time of a call is their sum, as in Hockney's model (R. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2",
-Parallel Computing 20, 1994), with each speed measured in the same run. docs/performance.md has the table of `floor`.
+Parallel Computing 20, 1994), with each speed measured in the same run. docs/explanation/performance.md has the table of `floor`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["Costs", "Stage", "predict_start"]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the stages cost; docs/simulation.md says where each number comes from.
+    """What the stages cost; docs/explanation/simulation.md says where each number comes from.
 
     Attributes
     ----------

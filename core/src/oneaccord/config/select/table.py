@@ -50,7 +50,7 @@ def read_table(path: str | os.PathLike[str], below: Iterable[Rule] | None = None
     Parameters
     ----------
     path
-        A TOML file; docs/configuration.md describes it. It may leave out any part.
+        A TOML file; docs/reference/configuration.md describes it. It may leave out any part.
     below
         The other one; by default that which comes with oneaccord, `default_rules`.
 
