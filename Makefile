@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-engines | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | wheels | sbom | audit | workflows | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | docs | test | test-all | test-docs-site | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-engines | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | wheels | sbom | audit | workflows | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -21,10 +21,11 @@ endef
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-engines test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock wheels sbom audit workflows clean venv-audit venv-gpu venv venv-dev
+.PHONY: help demo docs test test-all test-docs-site test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-engines test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock wheels sbom audit workflows clean venv-audit venv-docs venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
+	@echo "make docs           build the site of the documentation into build/site, in an environment of its own; a warning is an error"
 	@echo "make test           run the tests, but those that take long by nature: five minutes on two cores, longer if they are busy"
 	@echo "make test-all       run all tests"
 	@echo "make test-flaky     run the tests of make test 60 times beside none, 4 and 8 busy processes (hours), and list those that did not always pass; FLAKY_ARGS='--runs 5 --loads 0,4 --tests plugins/simulated'"
@@ -36,6 +37,7 @@ help:
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, and compare the fakes of CuPy and NCCL with the real bindings, in environments of their own"
 	@echo "make test-engines   run the tests that need a real Ray, Dask, Slurm or sshd, in an environment of their own; what is missing is skipped, with the reason"
 	@echo "make test-peers-faults  measure what torch with Gloo, Open MPI, MPICH and oneaccord do when something goes wrong (twenty minutes)"
+	@echo "make test-docs-site build the site, and use it in Chromium at two widths: search, tabs, dark mode, links, contrast; needs a Chromium on this computer"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make test-install   install each distribution in clean environments, with each Python that is here, and test it there (twenty minutes)"
@@ -57,10 +59,15 @@ demo: venv
 	@echo "for at least 95 % of the images it has not seen, and that all four hold the same bits."
 	@$(BIN)/oneaccord run -n 4 --config examples/oneaccord.toml examples/gallery/digits.py || { code=$$?; [ $$code = 130 ] || { $(SAY_DEMO_FAILED); }; exit $$code; }
 
+# Everything is read anew: of a page that has not changed, Sphinx would not repeat the warnings.
+docs: venv-docs
+	@.venv-docs/bin/sphinx-build -q -E -W --keep-going -j auto -d .venv-docs/doctrees docs build/site
+	@echo "The site is built: build/site/index.html"
+
 # What failed, and how to repeat it, conftest.py says.
 test: venv-dev
 	@echo "The tests run on three processes, for about five minutes on two cores, longer if they are busy. Some are skipped, as the last lines explain."
-	@$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not engines and not long" --hypothesis-profile=short $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not engines and not site and not long" --hypothesis-profile=short $(PYTEST_ARGS)
 
 test-all: venv-dev
 	@echo "All tests run on three processes, those that take long by nature as well, and Hypothesis with more examples."
@@ -107,6 +114,9 @@ test-peers-faults: venv-dev
 test-engines:
 	@$(PYTHON) tools/make_venv.py requirements-engines.txt .venv-engines
 	.venv-engines/bin/python -m pytest -m engines plugins tests/engines $(PYTEST_ARGS)
+
+test-docs-site: docs
+	.venv-docs/bin/python -m pytest -m site tests/docs/test_docs_site.py $(PYTEST_ARGS)
 
 test-native: venv-dev
 	$(BIN)/python tools/test_native.py $(NATIVE_ARGS)
@@ -185,6 +195,9 @@ workflows: venv-audit
 venv-audit:
 	@$(PYTHON) tools/make_venv.py requirements-audit.txt .venv-audit
 
+venv-docs:
+	@$(PYTHON) tools/make_venv.py requirements-docs.txt .venv-docs
+
 venv-gpu:
 	@$(PYTHON) tools/make_venv.py requirements-gpu$(GPU_SUFFIX).txt $(GPU_VENV)
 
@@ -195,5 +208,5 @@ venv-dev:
 	@$(PYTHON) tools/make_venv.py requirements-dev.txt
 
 clean:
-	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build/site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

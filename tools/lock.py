@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UV = Path(sys.executable).parent / "uv"
-LOCKED = ("requirements-audit.txt", "requirements-dev.txt", "requirements-install.txt")
+LOCKED = ("requirements-audit.txt", "requirements-dev.txt", "requirements-docs.txt", "requirements-install.txt")
 HEADER = "# Written by `make lock`, from {}. Do not edit.\n"
 
 

@@ -13,12 +13,13 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import griffe
 
-from make_reference import ROOT, SOURCES, public, signature_of
-
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "core" / "src"
 FILE = ROOT / "core" / "tests" / "api_surface.txt"
 LONGEST = 160
 MADE_BY_CORE = frozenset({"Group", "Work"})
@@ -30,9 +31,39 @@ MAY_STAY = """\
 Only what plugins need not use was added, so API_VERSION may stay. Write the file anew: python tools/make_surface.py"""
 
 
-def flat(function: Any, name: str) -> str:
-    """Return a signature on one line."""
-    return " ".join(signature_of(function, name).split()).replace("( ", "(").replace(", )", ")")
+def public(owner: Any) -> Iterator[Any]:
+    """Yield the public members of a class, its own first, then those that it inherits, each in the order of the source.
+
+    What core alone calls says so in its first sentence, and is left out.
+    """
+    for member in [*owner.members.values(), *owner.inherited_members.values()]:
+        words = member.docstring.value.partition("\n")[0] if member.docstring else ""
+        if not member.name.startswith("_") and not words.endswith("; for core."):
+            yield member
+
+
+def signature_of(function: Any, name: str) -> str:
+    """Return how a function is called, on one line."""
+    arguments: list[str] = []
+    kinds = [parameter.kind for parameter in function.parameters]
+    for index, parameter in enumerate(function.parameters):
+        if parameter.name in {"self", "cls"}:
+            continue
+        kind = parameter.kind
+        if (
+            kind is griffe.ParameterKind.keyword_only
+            and griffe.ParameterKind.var_positional not in kinds[:index]
+            and "*" not in arguments
+        ):
+            arguments.append("*")
+        stars = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(kind, "")
+        annotation = f": {parameter.annotation}" if parameter.annotation else ""
+        default = f" = {parameter.default}" if parameter.default is not None and not stars else ""
+        arguments.append(f"{stars}{parameter.name}{annotation}{default}")
+        if kind is griffe.ParameterKind.positional_only and kinds[index + 1 : index + 2] != [kind]:
+            arguments.append("/")
+    returns = f" -> {function.returns}" if getattr(function, "returns", None) else ""
+    return " ".join(f"{name}({', '.join(arguments)}){returns}".split())
 
 
 def has_decorator(member: Any, decorator: str) -> bool:
@@ -57,7 +88,7 @@ def lines_of_class(name: str, owner: Any) -> Iterator[str]:
         yield f"    @{decorator.value}"
     is_error = name.endswith("Error")  # what all errors have stands once, with the first of them
     if name not in MADE_BY_CORE and "__init__" in (owner.members if is_error else owner.all_members):
-        yield f"    {flat(owner.all_members['__init__'], '__init__')}"
+        yield f"    {signature_of(owner.all_members['__init__'], '__init__')}"
     members = [member for member in public(owner) if not (is_error and member.inherited)]
     for member in members:
         if member.is_attribute:
@@ -66,12 +97,12 @@ def lines_of_class(name: str, owner: Any) -> Iterator[str]:
     for member in sorted((member for member in members if member.is_function), key=lambda member: str(member.name)):
         kinds = [kind for kind in ("classmethod", "staticmethod") if has_decorator(member, kind)]
         words = ["abstract"] * has_decorator(member, "abstractmethod") + kinds
-        yield f"    {' '.join([*words, flat(member, member.name)])}"
+        yield f"    {' '.join([*words, signature_of(member, member.name)])}"
 
 
 def surface() -> str:
     """Return the whole surface, a paragraph for each name."""
-    loader = griffe.GriffeLoader(search_paths=SOURCES, docstring_parser="numpy", allow_inspection=False)
+    loader = griffe.GriffeLoader(search_paths=[SOURCE], docstring_parser="numpy", allow_inspection=False)
     package = loader.load("oneaccord")
     api, hooks = package["api"], package["contract.hookspecs"]
     loader.resolve_aliases()
@@ -81,10 +112,10 @@ def surface() -> str:
         if thing.is_class:
             paragraphs.append("\n".join(lines_of_class(name, thing)))
         elif thing.is_function:
-            paragraphs.append(flat(thing, name))
+            paragraphs.append(signature_of(thing, name))
         else:
             paragraphs.append(name + value_of(thing))
-    paragraphs += [f"hook {flat(hooks[name], name)}" for name in hooks.members if name.startswith("oneaccord_")]
+    paragraphs += [f"hook {signature_of(hooks[name], name)}" for name in hooks.members if name.startswith("oneaccord_")]
     return "\n\n".join(paragraphs) + "\n"
 
 

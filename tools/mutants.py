@@ -34,7 +34,12 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = (
     *("-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"),
-    *("-m", "not peers and not gpu and not engines and not long", "--hypothesis-profile=short", "--hypothesis-seed=0"),
+    *(
+        "-m",
+        "not peers and not gpu and not engines and not site and not long",
+        "--hypothesis-profile=short",
+        "--hypothesis-seed=0",
+    ),
 )
 TIMES, LEAST_S = 5, 60.0
 """A mutant has so many times the time of the run without one, and at least so long."""

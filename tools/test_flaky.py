@@ -28,7 +28,7 @@ from types import FrameType
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITE = ("-n", "3", "-m", "not peers and not gpu and not engines and not long", "--hypothesis-profile=short")
+SUITE = ("-n", "3", "-m", "not peers and not gpu and not engines and not site and not long", "--hypothesis-profile=short")
 """The options of `make test`."""
 OF_A_RUN = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1")  # the older family names the file of each test
 THE_RUN = "(the run itself)"

@@ -328,7 +328,7 @@ def run_tests(python: Path, folders: Sequence[str], *more: str) -> None:
         "-p",
         "no:cacheprovider",
         "-m",
-        "not peers and not gpu and not engines and not long",
+        "not peers and not gpu and not engines and not site and not long",
         "--hypothesis-profile=short",
     ]
     run([python, "-m", "pytest", *options, *more, *folders], timeout_s=1800)

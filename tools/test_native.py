@@ -35,7 +35,7 @@ TESTS = [
     "-p",
     "no:cacheprovider",
     "-m",
-    "not peers and not gpu and not engines and not long",
+    "not peers and not gpu and not engines and not site and not long",
     "--hypothesis-profile=short",
 ]
 

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.scripts import module_of
 
-LOCKED = ["requirements-audit", "requirements-dev", "requirements-install"]
+LOCKED = ["requirements-audit", "requirements-dev", "requirements-docs", "requirements-install"]
 
 
 def entries(lock: Path) -> list[Requirement]:
