@@ -46,7 +46,8 @@ def test_links_lead_to_files_and_headings_that_are_there(repository):
 
 def test_the_threat_model_names_files_and_tests_that_are_there(repository):
     named = re.findall(
-        r"`([\w/]+\.(?:py|c|lock))(?:::(\w+))?`", (repository / "docs" / "explanation" / "threat-model.md").read_text(encoding="utf-8")
+        r"`([\w/]+\.(?:py|c|lock))(?:::(\w+))?`",
+        (repository / "docs" / "explanation" / "threat-model.md").read_text(encoding="utf-8"),
     )
     assert len([test for _, test in named if test]) >= 20
     missing = []
