@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -357,7 +358,8 @@ def test_engine_killed_driver_leaves_nothing(engine: Engine, tmp_path: Path) -> 
         said: list[str] = []
         wanted = {f"[{rank}] turn {turn}" for rank in range(2) for turn in range(5)} if engine.shows_output else set[str]()
         for line in process.stdout:
-            said.append(line[max(0, line.find("[")) :].rstrip("\n"))
+            found = re.search(r"\[\d+\] .*", line)  # an engine may put words of its own in front, and colours
+            said.append(found[0] if found else line.rstrip("\n"))
             if wanted | {"good"} <= set(said):
                 break
         assert "good" in said
