@@ -18,6 +18,7 @@ CHAPTERS: Final[dict[str, str]] = {
     "transport": "the transport by itself, without core",
     "bytes": "every collective, dtype, reduction, size and layout gives exact values",
     "messages": "sends and receives keep values and order",
+    "tags": "messages with tags: any sender, any number on the way, probes and threads",
     "async": "calls in the background",
     "groups": "groups of some of the ranks",
     "threads": "several threads of a rank",

@@ -50,7 +50,9 @@ from oneaccord.errors import (
 
 if TYPE_CHECKING:
     from oneaccord.arrays.ops import Op, with_index
-    from oneaccord.calls.work import Work, as_completed, wait_all, wait_any
+    from oneaccord.calls.post.messages import ANY, ANY_TAG
+    from oneaccord.calls.post.requests import Status
+    from oneaccord.calls.work import Work, as_completed, wait_all, wait_any, wait_some
     from oneaccord.engines.launching import Job, launch, launch_async
     from oneaccord.engines.ranks import Ranks
     from oneaccord.group.elastic import ElasticState, elastic
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
     from oneaccord.launchers.seat import Seat
 
 __all__ = [
+    "ANY",
+    "ANY_TAG",
     "AbortedError",
     "ApiVersionError",
     "AuthenticationError",
@@ -97,6 +101,7 @@ __all__ = [
     "SelfSendError",
     "SharedArray",
     "SizeMismatchError",
+    "Status",
     "UnknownBackendError",
     "UnsupportedError",
     "UsageError",
@@ -111,10 +116,13 @@ __all__ = [
     "sleep",
     "wait_all",
     "wait_any",
+    "wait_some",
     "with_index",
 ]
 
 _HOMES = {
+    **dict.fromkeys(("ANY", "ANY_TAG"), "oneaccord.calls.post.messages"),
+    "Status": "oneaccord.calls.post.requests",
     "DeviceMesh": "oneaccord.group.mesh",
     "Group": "oneaccord.group.group",
     "Op": "oneaccord.arrays.ops",
@@ -130,6 +138,7 @@ _HOMES = {
     "sleep": "oneaccord.job.threads",
     "wait_all": "oneaccord.calls.work",
     "wait_any": "oneaccord.calls.work",
+    "wait_some": "oneaccord.calls.work",
     "with_index": "oneaccord.arrays.ops",
 }
 

@@ -14,7 +14,9 @@ from oneaccord.contract.header import MAX_DIMENSIONS, can_describe
 from oneaccord.errors import InvalidRankError, SelfSendError, SizeMismatchError, UsageError
 from oneaccord.job.group_ranks import Members
 
-__all__ = ["Arguments", "extents", "integer"]
+__all__ = ["LARGEST_TAG", "Arguments", "extents", "integer", "tag_number"]
+
+LARGEST_TAG: int = (1 << 63) - 1
 
 
 class Arguments:
@@ -183,6 +185,20 @@ class Arguments:
                 "shorter names, fewer dimensions, or send x.view(np.uint8)",
                 rank=self._rank,
             )
+
+
+def tag_number(tag: object, what: str = "tag") -> int:
+    """Return the tag of a message.
+
+    Raises
+    ------
+    UsageError
+        It is no integer from 0 on that 63 bits hold.
+    """
+    number = whole(tag)
+    if number is None or not 0 <= number <= LARGEST_TAG:
+        raise UsageError(f"{what} must be an integer from 0 to {LARGEST_TAG}, not {tag!r}")
+    return number
 
 
 def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from oneaccord.calls.host.plans import VECTOR
 from oneaccord.calls.messages.actions import MessagePath
 from oneaccord.calls.order.call_sequence import CallSequence
 from oneaccord.calls.order.turns import Turns
+from oneaccord.calls.post.path import PostPath
 from oneaccord.calls.request import Later, Local, Message, Operation, SizeExchange
 from oneaccord.calls.staged import StagedPath
 from oneaccord.common.native import native
@@ -100,6 +101,8 @@ class Paths:
         The fast ways of calls that were made before, by their keys and by the dtype and shape of the array.
     host, messages, devices
         The ways that steps take.
+    post
+        Carries out messages with tags.
     staged
         The path of collectives on GPUs through the host's memory; None if the backend moves device memory itself.
     """
@@ -119,6 +122,7 @@ class Paths:
         self.fast: dict[Hashable, Fast] = {}
         self.host: HostPath = HostPath(job, members, self.call_sequence, plugins, selector)
         self.messages: MessagePath = MessagePath(job, members, self.call_sequence)
+        self.post: PostPath = PostPath(job, members, self.call_sequence, plugins)
         self.staged: StagedPath | None = None
         if job.backend is not None and "cuda" not in job.backend.memory:
             said = settings.gpu_staging

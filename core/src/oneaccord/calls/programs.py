@@ -51,6 +51,8 @@ class CallBuilder:
     ----------
     arguments
         Checks ranks and counts.
+    take, take_tagged
+        Take the arrays of collectives, and of messages with tags.
     makers
         By the name of a call, a function that makes its operation from the array, ``out`` and the other arguments of its key.
     """
@@ -71,6 +73,9 @@ class CallBuilder:
             serves_devices=alone or "cuda" in messages,
             fallback=settings.gpu_fallback,
             why=routed if "cuda" in memory - messages else "",
+        )
+        self.take_tagged: Taking = Taking(
+            serves_devices=False, fallback=settings.gpu_fallback, why=", and messages with tags move no other on any backend"
         )
         self._reproducible = settings.reproducible
         self._described: dict[tuple[np.dtype[Any], tuple[int, ...]], Array] = {}

@@ -508,6 +508,7 @@ class Calls:
                 idle = False
             else:
                 turns.give()
+        idle = self._paths.post.drain(deadline) and idle
         return self._paths.devices.finish(deadline) and idle
 
     def _when_idle(self, then: Callable[[], None]) -> None:

@@ -19,7 +19,9 @@ from oneaccord.errors import ClosedError, DeadlineError, UsageError
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Work", "as_completed", "wait_all", "wait_any"]
+    from oneaccord.calls.post.requests import Status
+
+__all__ = ["Work", "as_completed", "wait_all", "wait_any", "wait_some"]
 
 T = TypeVar("T")
 
@@ -179,9 +181,21 @@ class Work(Generic[T]):
             self._on_failure_seen()
         return error
 
-    def cancelled(self) -> bool:
-        """Return False: a call that has been issued cannot be taken back. ``asyncio.wait`` asks."""
+    def cancel(self) -> bool:
+        """Take a call back, if it is a receive with a tag that has met no message yet; return whether that was so.
+
+        Its ``wait()`` then raises a `UsageError`. All other calls continue.
+        """
         return False
+
+    def cancelled(self) -> bool:
+        """Return whether `cancel` has taken the call back. ``asyncio.wait`` asks."""
+        return False
+
+    @property
+    def status(self) -> Status | None:
+        """The sender, tag and size of the message, if this is a receive with a tag that has ended well; else None."""
+        return None
 
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
         """Call ``callback(work)`` in a background thread once the call has ended; at once if it has already.
@@ -301,6 +315,10 @@ class Work(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - the wait for the result raises it
             self._error = error
             self._trace = error.__traceback__
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Let those continue that wait for the end."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
             places, self._places = self._places, []
@@ -391,6 +409,31 @@ def wait_any(works: Iterable[Work[Any]], *, timeout_s: float | None = None) -> i
     if place is None:
         raise _none_done(chosen, timeout_s)
     return place
+
+
+def wait_some(works: Iterable[Work[Any]], *, timeout_s: float | None = None) -> list[int]:
+    """Wait until at least one of several calls has ended. The ``wait()`` of each such call then returns the result, or raises, at once.
+
+    Parameters
+    ----------
+    works
+        As for `wait_any`.
+    timeout_s
+        As for `wait_any`.
+
+    Returns
+    -------
+    list of int
+        The indices in ``works`` of all that have ended, in order.
+
+    Raises
+    ------
+    DeadlineError, ClosedError, UsageError
+        As for `wait_any`.
+    """
+    chosen, _ = _checked(works, timeout_s, "wait_some")
+    wait_any(chosen, timeout_s=timeout_s)
+    return [index for index, work in enumerate(chosen) if work._ended]
 
 
 def as_completed(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> Iterator[Work[T]]:

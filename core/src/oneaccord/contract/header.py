@@ -18,7 +18,10 @@ from oneaccord.contract.backend import HEADER_BYTES
 __all__ = [
     "DESCRIPTION_BYTES",
     "MAX_DIMENSIONS",
+    "MET_CHANNEL",
     "OPERATIONS",
+    "POST_CHANNEL",
+    "POST_NUMBER",
     "CallSignature",
     "Header",
     "can_describe",
@@ -39,8 +42,16 @@ OPERATIONS: tuple[str, ...] = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier"),
     *("send", "send_object", "broadcast_object", "all_gather_object", "gather_object", "scatter_object"),
     *("scan", "exscan"),
+    "tagged_message",
 )
 """The operations that send messages; a header names one by its position."""
+
+POST_NUMBER: int = 31
+"""The number of no group: its channels are those of messages with tags, of all groups of a job."""
+POST_CHANNEL: int = 2 * POST_NUMBER + 1
+"""The channel of the records that carry these messages."""
+MET_CHANNEL: int = 2 * POST_NUMBER
+"""Stands for a channel where these messages are counted, sent ones and received ones; nothing travels there."""
 
 MAX_DIMENSIONS: int = 32
 """The most dimensions of an array that is sent from rank to rank."""

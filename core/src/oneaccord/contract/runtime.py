@@ -154,6 +154,16 @@ class Runtime(ABC):
     def glance(self) -> None:
         """Note that the calling thread asks whether something has ended, and may ask again."""
 
+    def choose(self, count: int) -> int:
+        """Return which of several things happens that could all happen: the first, unless a scheduler draws another one.
+
+        Parameters
+        ----------
+        count
+            How many there are.
+        """
+        return 0
+
     @abstractmethod
     def enter(self, rank: int) -> None:
         """Note that the calling thread makes a call on a group of a rank.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from oneaccord.contract.deadline import Deadline
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from oneaccord.contract.deadline import Deadline
 
 __all__ = ["HEADER_BYTES", "Damaged", "HeaderMismatch", "LinkLost", "Mailbox", "Sink", "Transfer", "Transport"]
 
 HEADER_BYTES: int = 64
 """The size of the header in front of every message; its content is core's business."""
 
+
+_AT_ONCE_S = 1e-9
 
 Sink = Callable[[memoryview, int], None]
 """A function that takes the parts of a message: ``sink(data, offset)``; see `Transport.consume`."""
@@ -208,9 +211,12 @@ class Transport(ABC):
         If true, messages of any length are sent whole, and `consume` receives those that are to be reduced, without memory of
         core. If false, core cuts long messages into pieces, and receives a message to be reduced into memory of its own, one piece
         while it reduces the other. The same on all ranks.
+    eager_bytes
+        The longest message with a tag that core may send before its receive is known; None, the default, leaves that to core.
     """
 
     streams: bool = False
+    eager_bytes: int | None = None
 
     @abstractmethod
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
@@ -318,6 +324,34 @@ class Transport(ABC):
         TimeoutError
             The deadline passed.
         """
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """Move what can be moved now, without waiting. By default a `wait` whose deadline passes at once.
+
+        Parameters
+        ----------
+        transfers
+            As for `wait`; one at least.
+
+        Raises
+        ------
+        HeaderMismatch, LinkLost, Damaged
+            As for `wait`.
+        """
+        with suppress(TimeoutError):
+            self.wait(transfers, Deadline(_AT_ONCE_S))
+
+    def interrupt(self) -> bool:
+        """Let the `wait` of another thread end now, with `TimeoutError`, or the next one if none waits. Never blocks; called in any thread.
+
+        Core calls it when that thread should wait for other transfers as well. Otherwise it waits for short times.
+
+        Returns
+        -------
+        bool
+            Whether the transport can do so; False by default.
+        """
+        return False
 
     def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
         """Start to receive a message, and pass each part of it to a function without a copy; do not block.

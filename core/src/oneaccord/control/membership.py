@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from oneaccord.common.numbers import Numbers
+from oneaccord.contract.header import POST_NUMBER
 from oneaccord.control import timing, wording
 from oneaccord.control.inquest import Inquest, conclude
 from oneaccord.control.joiners import Joiners
@@ -60,7 +61,7 @@ from oneaccord.control.protocol import (
 )
 from oneaccord.control.store_states import Action, Event, State, step
 from oneaccord.control.survivors import ShrinkRequests, Survivors
-from oneaccord.control.waits import circle, still_owed, unread
+from oneaccord.control.waits import circle, still_owed, unanswered, unread
 
 __all__ = ["Membership"]
 
@@ -359,6 +360,8 @@ class Membership:
             return
         del self._meetings[message.name]
         self._forget_waits(lambda wait: wait.meeting == message.name)  # the next meeting may have the same name
+        if self._numbers <= POST_NUMBER < self._numbers + len(meeting.members):
+            self._numbers = POST_NUMBER + 1
         cards = Cards(message.name, [meeting.cards[member] for member in meeting.members], self._numbers)
         self._numbers += len(meeting.members)
         for member in meeting.members:
@@ -440,7 +443,7 @@ class Membership:
                 text = wording.different_calls(rank, other)
                 self._on(Event.CONFLICT, rank, Report("mismatch", text, other, wait.operation, *place, wait.members))
                 return
-        waiting = circle(self._stalls, rank, self._owes)
+        waiting = circle(self._stalls, rank, self._owes, self._left)
         if waiting:
             text = wording.deadlock(waiting)
             self._on(Event.CONFLICT, rank, Report("deadlock", text, waiting[-1], wait.operation, wait.channel))
@@ -453,6 +456,10 @@ class Membership:
 
     def _check_abandoned(self, rank: int, wait: Wait, left: Mapping[int, Progress]) -> None:
         """Look whether ``rank`` waits for one of those that have ``left``, each of which is to be compared once with each wait."""
+        wait = unanswered(wait)
+        gone = self._left
+        if wait.is_any and not all(peer in gone and self._owes(wait, rank, peer, gone[peer]) for peer in wait.awaiting):
+            return
         for peer, progress in left.items():
             concerned = wait.members if wait.is_collective else wait.awaiting
             if self._owes(wait, rank, peer, progress) and peer in concerned:

@@ -101,11 +101,15 @@ class Exchange(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The progress of a rank: for each channel the collectives begun, and the messages begun to and from each peer."""
+    """The progress of a rank: for each channel the collectives begun, and the messages begun to and from each peer.
+
+    If it ``answers``, a thread of its own moves messages with tags although no call of the program may wait for one.
+    """
 
     calls: dict[int, int]
     sends: dict[int, dict[int, int]]
     receives: dict[int, dict[int, int]]
+    answers: bool = False
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -113,6 +117,8 @@ class Wait(msgspec.Struct, frozen=True):
 
     ``digest`` is that of a collective's `CallSignature`, and empty for other calls. ``messages`` are the messages that a call between two ranks waits
     for, as (peer, is a send, number). ``members`` are the ranks of the group. ``meeting`` is the name of an exchange, and empty for other calls.
+    If ``is_any``, the message of any one peer ends the wait. A peer in ``taken`` that waits in such a call itself answers what it is sent at once; so it
+    owes nothing before it has taken so many messages of this rank.
     """
 
     channel: int
@@ -123,6 +129,8 @@ class Wait(msgspec.Struct, frozen=True):
     messages: list[tuple[int, bool, int]]
     members: list[int]
     meeting: str = ""
+    is_any: bool = False
+    taken: dict[int, int] = {}
 
     @property
     def is_collective(self) -> bool:

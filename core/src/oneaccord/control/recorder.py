@@ -42,11 +42,17 @@ class Counted:
         For each channel of a group, the counter of its collectives.
     sends, receives
         For each channel and rank, the counter of the messages to or from it.
+    tagged
+        For each channel of a group, the last calls that moved messages with tags.
+    answers
+        Returns whether a thread of the rank's own moves messages with tags.
     members
         For each channel of a group, its ranks, as numbers of the world.
     """
 
     def __init__(self) -> None:
+        self.tagged: dict[int, Counters] = {}
+        self.answers: Callable[[], bool] = bool
         self.calls: dict[int, Counters] = {}
         self.sends: dict[int, dict[int, Counters]] = {}
         self.receives: dict[int, dict[int, Counters]] = {}
@@ -55,6 +61,7 @@ class Counted:
     def counters(self, channel: int | None = None) -> list[Counters]:
         """Return all counters, or those of a channel."""
         found = [counters for where, counters in list(self.calls.items()) if channel in (None, where)]
+        found += [counters for where, counters in list(self.tagged.items()) if channel in (None, where)]
         for counts in (self.sends, self.receives):
             found += [
                 counters for where, each in list(counts.items()) if channel in (None, where) for counters in list(each.values())
@@ -63,7 +70,7 @@ class Counted:
 
     def forget(self, channel: int) -> None:
         """Forget a channel."""
-        for counts in (self.calls, self.sends, self.receives, self.members):
+        for counts in (self.calls, self.sends, self.receives, self.tagged, self.members):
             counts.pop(channel, None)
 
     def progress(self) -> Progress:
@@ -72,7 +79,8 @@ class Counted:
             {channel: {rank: counters.next for rank, counters in list(each.items())} for channel, each in list(counts.items())}
             for counts in (self.sends, self.receives)
         )
-        return Progress({channel: counters.next for channel, counters in list(self.calls.items())}, sends, receives)
+        calls = {channel: counters.next for channel, counters in list(self.calls.items())}
+        return Progress(calls, sends, receives, self.answers())
 
 
 class Record:

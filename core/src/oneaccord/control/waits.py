@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
+import msgspec
+
+from oneaccord.contract.header import MET_CHANNEL, POST_CHANNEL
 from oneaccord.control.protocol import Progress, Stalled, Testimony, Wait
 
-__all__ = ["Owes", "behind_whom", "circle", "still_owed", "unread"]
+__all__ = ["Owes", "behind_whom", "circle", "still_owed", "unanswered", "unread"]
 
 Owes = Callable[[Wait, int, int, Progress], bool]
 """``owes(wait, rank, peer, progress)``: `still_owed`, or its counterpart for an exchange."""
@@ -27,6 +30,8 @@ def still_owed(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
     """Return whether ``peer``, whose progress this is, has yet to do what ``rank`` waits for."""
     if wait.is_collective:
         return progress.calls.get(wait.channel, 0) <= wait.sequence
+    if progress.receives.get(wait.channel, {}).get(rank, 0) < wait.taken.get(peer, 0):
+        return False
     # A sender waits for the peer's receive, a receiver for its send.
     return any(
         (progress.receives if is_send else progress.sends).get(wait.channel, {}).get(rank, 0) <= number
@@ -35,21 +40,39 @@ def still_owed(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
     )
 
 
-def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -> list[int]:
-    """Return a circle of ranks in which each waits for the next, and which ``start`` waits for; empty if ``start`` may yet continue."""
+def circle(
+    stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed, left: Mapping[int, Progress] | None = None
+) -> list[int]:
+    """Return a circle of ranks in which each waits for the next, and which ``start`` waits for; empty if ``start`` may yet continue.
+
+    A rank that waits for any of several needs them all to be stuck, or to have ``left``, and to owe it a message.
+    """
     stuck = {rank for rank, stalled in stalls.items() if stalled.quiet and stalled.waits}
     needs: dict[int, int] = {}
     owing: dict[tuple[int, int, str], list[int]] = {}
+    gone = left or {}
 
     def needed(rank: int, wait: Wait) -> int | None:
         if not (wait.is_collective or wait.meeting):
-            those = (peer for peer in wait.awaiting if _owes(rank, wait, peer))
-            return next(those, None)
+            return needed_of(rank, wait, unanswered(wait))
         # Who owes does not depend on who waits, so that thousands that wait in one place cost no more than one; two, as one may be the rank itself.
         place = wait.channel, wait.sequence, wait.meeting
         if place not in owing:
             owing[place] = [*islice((peer for peer in wait.members if _owes(None, wait, peer)), 2)]
         return next((peer for peer in owing[place] if peer != rank), None)
+
+    def needed_of(rank: int, wait: Wait, silent: Wait) -> int | None:
+        def answers(peer: int) -> bool:
+            return peer in stuck and (stalls[peer].progress.answers or any(each.taken for each in stalls[peer].waits))
+
+        those = [peer for peer in wait.awaiting if _owes(rank, wait if answers(peer) else silent, peer)]
+        if wait.is_any and any(
+            peer not in those and not (peer in gone and owes(silent, rank, peer, gone[peer]))
+            for peer in wait.awaiting
+            if peer != rank
+        ):
+            return None
+        return next(iter(those), None)
 
     def _owes(rank: int | None, wait: Wait, peer: int) -> bool:
         return peer != rank and peer in stuck and owes(wait, rank or 0, peer, stalls[peer].progress)
@@ -71,6 +94,11 @@ def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -
         stuck -= able
         owing.clear()
     return []
+
+
+def unanswered(wait: Wait) -> Wait:
+    """Return a wait for peers that answer nothing any more before their programs continue."""
+    return msgspec.structs.replace(wait, taken={}) if wait.taken else wait
 
 
 def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], silent: Sequence[int]) -> int | None:
@@ -113,7 +141,12 @@ def unread(left: Mapping[int, Progress]) -> str:
         for channel, counts in progress.sends.items():
             for receiver, sent in counts.items():
                 received = left[receiver].receives.get(channel, {}).get(sender, 0) if receiver in left else sent
-                if sent > received:
+                if sent > received and channel == MET_CHANNEL:
+                    return (
+                        f"rank {sender} sent {sent} message(s) with tags to rank {receiver}, which received {received} and closed its group: "
+                        "every send needs its recv, with the same tag or ANY_TAG"
+                    )
+                if sent > received and channel != POST_CHANNEL:
                     return (
                         f"rank {sender} sent {sent} array(s) to rank {receiver}, which received {received} and closed its group: every "
                         "send needs its recv"

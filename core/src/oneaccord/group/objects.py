@@ -11,13 +11,15 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from oneaccord.arrays.memory import Array, new_array
+from oneaccord.calls.post.messages import ANY, AnyRank, AnyTag
+from oneaccord.calls.post.requests import Status
 from oneaccord.calls.request import CallSteps, Message, Operation, Request, SizeExchange
-from oneaccord.calls.runner import Calls
 from oneaccord.calls.work import Work
 from oneaccord.contract.header import CallSignature
 from oneaccord.control.protocol import Report
 from oneaccord.errors import OneAccordError, OutOfMemoryError, SizeMismatchError, UsageError
 from oneaccord.group.packing import Unpacker, pack
+from oneaccord.group.tagged import Mode, TaggedCalls, needs_tag
 from oneaccord.schedule.steps import Collective
 
 __all__ = ["ObjectCalls"]
@@ -32,7 +34,7 @@ _LARGEST_BYTES = 1 << 40
 """No object that a rank really has is larger, so that a size beyond is damage."""
 
 
-class ObjectCalls(Calls):
+class ObjectCalls(TaggedCalls):
     """The calls of a group that move Python objects.
 
     Objects travel as msgpack, made by msgspec, and never as pickles: nothing that is received can run code. With ``type=``, the
@@ -64,7 +66,9 @@ class ObjectCalls(Calls):
     All ranks, the root included, get new objects.
     """
 
-    def send_object(self, obj: object, dest: int, *, timeout_s: float | None = None) -> None:
+    def send_object(
+        self, obj: object, dest: int, *, tag: int | None = None, mode: Mode = "standard", timeout_s: float | None = None
+    ) -> None:
         """Send an object to one rank, which must call `recv_object`.
 
         Parameters
@@ -72,7 +76,9 @@ class ObjectCalls(Calls):
         obj
             The object to send; docs/guides/groups.md lists what can travel.
         dest
-            Another rank.
+            Another rank; with a tag, any rank.
+        tag, mode
+            As for `Group.send`.
         timeout_s
             Seconds that the call may last.
 
@@ -81,21 +87,52 @@ class ObjectCalls(Calls):
         InvalidRankError, SelfSendError
             ``dest`` is not another rank of the group.
         UsageError
-            The object holds something that cannot travel.
+            The object holds something that cannot travel, or the tag or mode is none.
         """
+        if tag is not None:
+            self._send_object_tagged(obj, dest, tag, mode, timeout_s, later=False)
+            return
+        if mode != "standard":
+            raise needs_tag(f"mode={mode!r}")
         self._run_program("send_object", partial(self._sending, obj, dest), timeout_s)
 
     @overload
-    def recv_object(self, source: int, *, type: type[T], timeout_s: float | None = None) -> T: ...
+    def recv_object(
+        self,
+        source: int | AnyRank = ANY,
+        *,
+        tag: int | AnyTag | None = None,
+        type: type[T],
+        status: Status | None = None,
+        timeout_s: float | None = None,
+    ) -> T: ...
     @overload
-    def recv_object(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Any: ...
-    def recv_object(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Any:
+    def recv_object(
+        self,
+        source: int | AnyRank = ANY,
+        *,
+        tag: int | AnyTag | None = None,
+        type: Any = None,
+        status: Status | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    def recv_object(
+        self,
+        source: int | AnyRank = ANY,
+        *,
+        tag: int | AnyTag | None = None,
+        type: Any = None,
+        status: Status | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
         """Receive an object that one rank sent with `send_object`.
 
         Parameters
         ----------
         source
-            Another rank.
+            Another rank; with a tag, any rank or `oneaccord.ANY`.
+        tag, status
+            As for `Group.recv`.
         type
             The type that the object must have, such as a dataclass. By default plain Python objects come out: see
             docs/guides/groups.md.
@@ -113,19 +150,58 @@ class ObjectCalls(Calls):
             ``source`` is not another rank of the group.
         UsageError
             msgspec cannot decode into ``type``; or the object does not fit ``type``, and is then lost.
+        DTypeError
+            A message with a tag is an array. It is lost, and the group stays usable.
         """
+        if tag is not None:
+            return self._recv_object_tagged(source, tag, type, status, timeout_s)
+        if status is not None or source is ANY:
+            raise needs_tag("any source or status=")
         return self._run_program("recv_object", partial(self._receiving, source, type), timeout_s)
 
-    def send_object_async(self, obj: object, dest: int, *, timeout_s: float | None = None) -> Work[None]:
+    def send_object_async(
+        self, obj: object, dest: int, *, tag: int | None = None, mode: Mode = "standard", timeout_s: float | None = None
+    ) -> Work[None]:
         """Begin a `send_object`; the object may be changed at once, and an object that cannot travel is refused at once."""
+        if tag is not None:
+            work = self._send_object_tagged(obj, dest, tag, mode, timeout_s, later=True)
+            assert work is not None
+            return work
+        if mode != "standard":
+            raise needs_tag(f"mode={mode!r}")
         return self._run_program_async("send_object", partial(self._sending, obj, dest), timeout_s)
 
     @overload
-    def recv_object_async(self, source: int, *, type: type[T], timeout_s: float | None = None) -> Work[T]: ...
+    def recv_object_async(
+        self,
+        source: int | AnyRank = ANY,
+        *,
+        tag: int | AnyTag | None = None,
+        type: type[T],
+        timeout_s: float | None = None,
+    ) -> Work[T]: ...
     @overload
-    def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]: ...
-    def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]:
+    def recv_object_async(
+        self,
+        source: int | AnyRank = ANY,
+        *,
+        tag: int | AnyTag | None = None,
+        type: Any = None,
+        timeout_s: float | None = None,
+    ) -> Work[Any]: ...
+    def recv_object_async(
+        self,
+        source: int | AnyRank = ANY,
+        *,
+        tag: int | AnyTag | None = None,
+        type: Any = None,
+        timeout_s: float | None = None,
+    ) -> Work[Any]:
         """Begin a `recv_object`; ``wait()`` of the work returns the object, or raises if it does not fit ``type``."""
+        if tag is not None:
+            return self._recv_object_later(source, tag, type, timeout_s)
+        if source is ANY:
+            raise needs_tag("any source")
         return self._run_program_async("recv_object", partial(self._receiving, source, type), timeout_s)
 
     @overload

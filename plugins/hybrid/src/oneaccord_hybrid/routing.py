@@ -64,6 +64,13 @@ class Way:
         except (LinkLost, HeaderMismatch, Damaged) as failure:
             raise self.told(failure) from None
 
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """As `Transport.poll`."""
+        try:
+            self.transport.poll(transfers)
+        except (LinkLost, HeaderMismatch, Damaged) as failure:
+            raise self.told(failure) from None
+
 
 class _Routed(Transfer):
     """A message on its way, and which way that is."""
@@ -161,6 +168,9 @@ class RoutedTransport(Transport):
         self._all = ways
         self._ways = dict(peers)
         self._now = runtime.now
+        self._is_interrupted = False
+        allowed = [way.transport.eager_bytes for way in ways if way.transport.eager_bytes is not None]
+        self.eager_bytes: int | None = min(allowed, default=None)
         # Also that of a way which this rank alone does not use, since it is alike on all ranks.
         self.streams: bool = all(way.transport.streams for way in ways)
 
@@ -206,14 +216,23 @@ class RoutedTransport(Transport):
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Wait if all messages are on one way; otherwise look at one way after the other, at first often."""
-        waits: dict[Way, list[Transfer]] = {}
-        for each in cast("Sequence[_Routed]", transfers):  # made by send, recv, consume and mailboxes
-            waits.setdefault(each.way, []).append(each.inner)
+        waits = _by_way(transfers)
         if len(waits) == 1:
             ((way, inner),) = waits.items()
             way.wait(inner, deadline)
         else:
             self._wait_for_any(waits, deadline)
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """Move what can be moved now, on each way."""
+        for way, inner in _by_way(transfers).items():
+            way.poll(inner)
+
+    def interrupt(self) -> bool:
+        """Wake the thread that waits, on whichever way."""
+        self._is_interrupted = True
+        answers = [way.transport.interrupt() for way in self._all]
+        return all(answers)
 
     def close(self) -> None:
         """Close every way."""
@@ -238,12 +257,23 @@ class RoutedTransport(Transport):
                     return
                 if any(transfer.done for transfer in transfers):
                     return
+            if self._is_interrupted:
+                self._is_interrupted = False
+                raise TimeoutError("the wait was interrupted")
             if is_over:
                 raise TimeoutError("the deadline passed")
             if asks_virtual:
                 patience = Deadline(_VIRTUAL_S, self._now)
             before, moved = moved, sum(transfer.moved for transfer in transfers)
             pause_s = _FIRST_S if moved != before else min(2 * pause_s, _LONGEST_S)
+
+
+def _by_way(transfers: Sequence[Transfer]) -> dict[Way, list[Transfer]]:
+    """Return the messages on each way, as that knows them."""
+    waits: dict[Way, list[Transfer]] = {}
+    for each in cast("Sequence[_Routed]", transfers):  # made by send, recv, consume and mailboxes
+        waits.setdefault(each.way, []).append(each.inner)
+    return waits
 
 
 def _tagged(transfer: Transfer, way: Way) -> Transfer:

@@ -196,6 +196,7 @@ class ShmTransport(Transport):
         self._channel = channel
         self._connecting = threading.Lock()
         self._links: dict[int, Link] = {}
+        self._is_interrupted = False
 
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         """Map the memory that is needed for ``peers``; wait for no rank."""
@@ -261,6 +262,9 @@ class ShmTransport(Transport):
                     return
             if backend.ended:
                 raise LinkLost(moving[0].peer, backend.ended)
+            if self._is_interrupted:
+                self._is_interrupted = False
+                raise TimeoutError("the wait was interrupted")
             if tries and not moved:
                 tries -= 1
                 continue
@@ -279,7 +283,21 @@ class ShmTransport(Transport):
                     if any(transfer.done for transfer in moving):
                         return
 
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """Move what can be moved now."""
+        moving = cast("Sequence[Moving]", transfers)
+        for transfer in moving:
+            transfer.advance()
+        if self._backend.ended:
+            raise LinkLost(moving[0].peer, self._backend.ended)
+
+    def interrupt(self) -> bool:
+        """Wake the thread that waits."""
+        self._is_interrupted = True
+        self._backend.bell.ring()
+        return True
+
     def _look(self, moving: Sequence[Moving]) -> bool:
         """Return whether there is a reason not to sleep."""
         moved = [transfer.advance() for transfer in moving]
-        return any(moved) or bool(self._backend.ended)
+        return any(moved) or bool(self._backend.ended) or self._is_interrupted

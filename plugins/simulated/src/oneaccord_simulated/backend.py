@@ -309,7 +309,7 @@ class SimulatedBackend(Backend):
             )
         self.runtime: SimulatedRuntime = cast("SimulatedRuntime", runtime)
         self.rank: int = bootstrap.rank
-        self._eager_bytes = cast("SimulatedConfig", bootstrap.config).eager_bytes
+        self.eager_bytes: int = cast("SimulatedConfig", bootstrap.config).eager_bytes
         # A world may make several groups, one after the other; each has pipes of its own.
         number = self.runtime.next_backend(self.rank)
         self._pipes: _Pipes = self.runtime.pipes.setdefault(number, _Pipes(self.runtime))
@@ -322,7 +322,7 @@ class SimulatedBackend(Backend):
 
     def pipe(self, channel: int, source: int, dest: int) -> _Pipe:
         """Return the pipe of one direction between two ranks."""
-        return self._pipes.pipe(channel, source, dest, self._eager_bytes)
+        return self._pipes.pipe(channel, source, dest, self.eager_bytes)
 
     def close_channel(self, channel: int) -> None:
         """Forget the pipes to this rank of a channel that no rank uses any more."""
@@ -332,14 +332,7 @@ class SimulatedBackend(Backend):
         """As `Transport.wait`."""
         scheduler = self.runtime.scheduler
         task = scheduler.current()
-        while True:
-            for end in ends:
-                if end.failure is not None:
-                    raise end.failure
-            if any(end.done for end in ends):
-                return
-            if self.ended:
-                raise LinkLost(ends[0].peer, self.ended)
+        while not self.check(ends):
             for end in ends:
                 end.waiter = task
             task.awaits = tuple((end.peer, end.is_send) for end in ends)
@@ -353,6 +346,17 @@ class SimulatedBackend(Backend):
                     end.waiter = None
             if not woken:
                 raise next((end.mismatch for end in ends if end.mismatch is not None), TimeoutError("the deadline passed"))
+
+    def check(self, ends: Sequence[_End]) -> bool:
+        """Return whether one is done; raise what has failed."""
+        for end in ends:
+            if end.failure is not None:
+                raise end.failure
+        if any(end.done for end in ends):
+            return True
+        if self.ended:
+            raise LinkLost(ends[0].peer, self.ended)
+        return False
 
     def abort(self) -> None:
         """Wake every thread that waits."""
@@ -376,6 +380,9 @@ class SimulatedTransport(Transport):
     def __init__(self, backend: SimulatedBackend, channel: int) -> None:
         self._backend = backend
         self._channel = channel
+        self.eager_bytes = backend.eager_bytes
+        self._waits: Task | None = None
+        self._is_interrupted = False
         self._outgoing: dict[int, _Pipe] = {}
         self._incoming: dict[int, _Pipe] = {}
 
@@ -406,7 +413,25 @@ class SimulatedTransport(Transport):
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Wait until a message has come, or gone."""
-        self._backend.wait(cast("Sequence[_End]", transfers), deadline)
+        if self._is_interrupted:
+            self._is_interrupted = False
+            raise TimeoutError("the wait was interrupted")
+        self._waits = self._backend.runtime.scheduler.current()
+        try:
+            self._backend.wait(cast("Sequence[_End]", transfers), deadline)
+        finally:
+            self._waits, self._is_interrupted = None, False
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """See whether something has failed: messages move by themselves."""
+        self._backend.check(cast("Sequence[_End]", transfers))
+
+    def interrupt(self) -> bool:
+        """Wake the task that waits."""
+        self._is_interrupted = True
+        if self._waits is not None:
+            self._backend.runtime.scheduler.wake(self._waits, woken=False)
+        return True
 
     def mailbox(self, peer: int) -> Mailbox:
         """Return the mailbox of a peer."""

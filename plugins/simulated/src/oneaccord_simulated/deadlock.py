@@ -136,6 +136,11 @@ def doing(state: State, task: Task) -> str:
 
 def _awaited(task: Task) -> str:
     """Say for whose messages a call waits."""
+    wait = None if task.doing is None else task.doing.wait
+    if wait is not None:  # the call says it, since the task waits for messages of other calls as well
+        if wait.is_any and len(wait.awaiting) > 1:
+            return f", waiting for a message of any of {_ranks(wait.awaiting)}"
+        return f", waiting for {_ranks(wait.awaiting)}" if wait.awaiting else ", waiting for a message of its own"
     senders = {peer for peer, is_send in task.awaits if not is_send}
     receivers = {peer for peer, is_send in task.awaits if is_send}
     waits = [f"for a message of {_ranks(senders)}"] if senders else []
@@ -193,8 +198,11 @@ def _needs(tasks: list[Task], everyone: Tasks) -> list[int]:
     """Return the ranks for which a rank waits, those of its own thread first."""
     needs: list[int] = []
     for task in tasks:
-        needs += [peer for peer, _ in task.awaits]
         record = task.doing
+        if record is not None and record.wait is not None:
+            needs += record.wait.awaiting
+        elif record is not None:
+            needs += [peer for peer, _ in task.awaits]
         if record is not None and record.sequence < 0:  # at a meeting, the waits are for the ranks that have not come
             needs += [rank for rank in record.members if not any(_meets(other, record) for other in everyone[rank])]
     return needs

@@ -185,6 +185,10 @@ class Scheduler(Baton):
             raise error
         return task.woken
 
+    def choose(self, count: int) -> int:
+        """Draw a number below ``count`` by the seed."""
+        return int(self._random() * count)
+
     def wake(self, task: Task, *, woken: bool = True) -> None:
         """Let a blocked task continue; do nothing if it is not blocked."""
         if task.state is BLOCKED:

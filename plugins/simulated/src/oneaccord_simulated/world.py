@@ -120,6 +120,10 @@ class SimulatedRuntime(State, Runtime):
             return nullcontext() if world is None else world.outside("")
         return self.scheduler.outside()
 
+    def choose(self, count: int) -> int:
+        """Draw one of several things by the seed."""
+        return self.scheduler.choose(count)
+
     def glance(self) -> None:
         """Let something else happen, if anything can."""
         self.scheduler.poll()

@@ -48,6 +48,7 @@ from oneaccord_tcp.transfers import Consuming, Moving, Receiving, Sending, Strip
 
 __all__ = ["TcpBackend", "TcpTransport"]
 
+_RINGS = 4096
 _HELLO = struct.Struct("<4sBBBxIII")  # "tcp", purpose, index and count of the connection, channel, rank, attempt
 _LINK, _KNOCK, _PROBE = 0, 1, 2
 _KNOCK_AFTER_S = 0.02
@@ -104,6 +105,7 @@ class TcpBackend(Backend):
         self._links: dict[tuple[int, int], _Link] = {}
         self._dialling: set[tuple[int, int]] = set()
         self._attempts = itertools.count()
+        self._bells: list[socket.socket] = []
         # Of links that are not whole yet, by channel, peer, attempt and count: one whose dial failed half-way never mixes with the next.
         self._arriving: dict[tuple[int, int, int, int], dict[int, socket.socket]] = {}
         self._ended = ""
@@ -145,6 +147,15 @@ class TcpBackend(Backend):
             for link in self._links.values():
                 self._close(link)
             self._links.clear()
+            _close_all(self._bells)
+
+    def bell(self) -> tuple[socket.socket, socket.socket]:
+        """Return two ends of a connection to oneself, which wakes a thread that waits; closed with the backend."""
+        ends = socket.socketpair()
+        for end in ends:
+            end.setblocking(False)
+        self._bells += ends
+        return ends
 
     def close_channel(self, channel: int) -> None:
         """Close the connections of a channel that no rank uses any more."""
@@ -368,6 +379,8 @@ class TcpTransport(Transport):
         self._links: dict[int, _Link] = {}
         self._staging: dict[socket.socket, memoryview] = {}
         self._seals: dict[socket.socket, tuple[Seal, Seal]] = {}  # of connections whose messages bear them
+        self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._is_interrupted = False
 
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         """Connect to ``peers``; those that this rank dials first, so that two ranks never wait for each other."""
@@ -453,6 +466,12 @@ class TcpTransport(Transport):
             tries -= 1
             if tries >= 0:
                 continue
+            if self._is_interrupted:
+                self._is_interrupted = False
+                if self._bell is not None:
+                    with contextlib.suppress(OSError):
+                        self._bell[0].recv(_RINGS)
+                raise TimeoutError("the wait was interrupted")
             now = time.monotonic()
             until = until or now + self._backend.patience.spin_s
             if now < until:
@@ -460,7 +479,22 @@ class TcpTransport(Transport):
                     raise TimeoutError("the deadline passed")
                 yield_processor()
             else:
-                _block(moving, deadline)
+                _block(moving, deadline, None if self._bell is None else self._bell[0])
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """Move what can be moved now."""
+        for transfer in cast("Sequence[Moving | Striped]", transfers):
+            transfer.advance()
+
+    def interrupt(self) -> bool:
+        """Wake the thread that waits; from the second time on, since the first wait may have begun without a bell."""
+        is_new = self._bell is None
+        if self._bell is None:
+            self._bell = self._backend.bell()
+        self._is_interrupted = True
+        with contextlib.suppress(OSError):  # it has rung often enough
+            self._bell[1].send(b"\0")
+        return not is_new
 
 
 def _begun(link: _Link, nbytes: int, segment: Callable[[socket.socket, int, int], Moving]) -> Transfer:
@@ -479,8 +513,8 @@ def _close_all(socks: Iterable[socket.socket]) -> None:
         sock.close()
 
 
-def _block(transfers: Sequence[Moving | Striped], deadline: Deadline) -> None:
-    """Sleep in the kernel until a transfer can continue."""
+def _block(transfers: Sequence[Moving | Striped], deadline: Deadline, bell: socket.socket | None) -> None:
+    """Sleep in the kernel until a transfer can continue, or the bell rings."""
     remaining = deadline.remaining()
     if not remaining:
         raise TimeoutError("the deadline passed")
@@ -489,6 +523,8 @@ def _block(transfers: Sequence[Moving | Striped], deadline: Deadline) -> None:
         if part.fd < 0:
             raise LinkLost(part.peer, "the connection was closed")
         events[part.fd] = events.get(part.fd, 0) | part.event
+    if bell is not None and bell.fileno() >= 0:
+        events[bell.fileno()] = select.POLLIN
     poll = select.poll()
     for fd, mask in events.items():
         poll.register(fd, mask)

@@ -1,0 +1,1 @@
+"""Messages with tags: matched on arrival, and moved by whichever thread waits."""

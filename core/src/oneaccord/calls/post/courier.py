@@ -1,0 +1,129 @@
+"""The thread that moves messages while no other thread waits for one.
+
+It begins when it is first needed. It gives way to every thread that waits, and looks again after a millisecond, so that requests that a
+program soon waits for cost no thread anything. In a simulated world it is a task, which waits for messages as all do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from oneaccord.calls.engine.waiting import Overdue
+from oneaccord.common.threads import Thread
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.runtime import Runtime
+
+if TYPE_CHECKING:
+    from oneaccord.calls.post.office import PostOffice
+
+__all__ = ["Courier"]
+
+_PAUSE_S = 1e-3
+_LINGERS = 50
+"""How many pauses without anything to do there are before the thread sleeps for good."""
+_DRIVES_S = 0.05
+_END_S = 1.0
+
+
+class Courier:
+    """The thread, or task, of one office.
+
+    Parameters
+    ----------
+    office
+        The office.
+    runtime
+        The runtime of its threads.
+    """
+
+    def __init__(self, office: PostOffice, runtime: Runtime) -> None:
+        self._office = office
+        self._runtime = runtime
+        self._is_called = False
+        self._is_over = False
+        self._bell = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def call(self) -> None:
+        """Let it look whether there is something to do; under the lock of the office."""
+        if self._is_called or self._is_over:
+            return
+        self._is_called = True
+        if self._runtime.is_simulated:
+            self._runtime.start(self._work)
+        elif self._thread is None:
+            # The rules about waiting see by the name that this thread makes no calls of its own.
+            self._thread = Thread(target=self._live, name="oneaccord-post", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # no thread can be started: messages move while a thread waits
+                self._is_called, self._thread = False, None
+        else:
+            self._bell.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._is_over = True
+        self._bell.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_END_S)
+
+    def _work(self) -> None:
+        """Drive, as a task of a simulated world, until there is nothing to do or another thread drives."""
+        office = self._office
+        while True:
+            with office.lock:
+                if not office.has_work or office.is_driven or self._is_over:
+                    self._is_called = False
+                    return
+            try:
+                until = office.earliest() - self._runtime.now()
+                if until > 0:
+                    office.drive_in_background(Deadline(min(until, 1e9), self._runtime.now))
+            except BaseException as error:  # noqa: BLE001 - those that wait for the requests raise it
+                self._fail(error)
+            else:
+                self._end_overdue()
+
+    def _live(self) -> None:
+        office = self._office
+        while not self._is_over:
+            for _ in range(_LINGERS):
+                time.sleep(_PAUSE_S)
+                while office.has_work and not office.is_driven and not self._is_over:
+                    try:
+                        office.check()
+                        if not office.drive_in_background(Deadline(_DRIVES_S)):
+                            break
+                    except BaseException as error:  # noqa: BLE001 - those that wait for the requests raise it
+                        self._fail(error)
+                    else:
+                        self._end_overdue()
+                if office.has_work:
+                    break
+            else:
+                with office.lock:
+                    if office.has_work:
+                        continue
+                    self._bell.clear()
+                    self._is_called = False
+                self._bell.wait()
+
+    def _end_overdue(self) -> None:
+        late = self._office.overdue()
+        if late is not None:
+            self._fail(Overdue(late.awaits()), late)
+
+    def _fail(self, error: BaseException, first: object = None) -> None:
+        """End all requests by the first cause of the job's failure."""
+        office = self._office
+        operations = office.kept()
+        operations.sort(key=lambda each: each is not first)
+        for operation in operations:
+            assert operation.path is not None
+            office.end(operation, operation.path.failure(operation, error))
+        if not operations:
+            self._is_over = True  # answers that cannot be sent: the job has ended

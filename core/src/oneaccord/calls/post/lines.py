@@ -1,0 +1,293 @@
+"""The records between this rank and one other: one ordered stream each way, each with one message on its way at a time.
+
+A record that cannot go at once waits in a queue, and is never waited for here: two ranks that send to each other would wait for ever when what is
+between them is full. All methods are called under the lock of the office.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from oneaccord.arrays.memory import aligned_empty
+from oneaccord.calls.engine.waiting import checked_transfer
+from oneaccord.calls.messages.point_to_point import OPENING_BYTES
+from oneaccord.calls.post.envelopes import RECORD
+from oneaccord.contract.backend import Mailbox, Transfer, Transport
+from oneaccord.contract.header import POST_CHANNEL, pack_header, split_header
+
+__all__ = ["Body", "Line", "Tally"]
+
+_PIECE_BYTES = 1 << 20
+Body = tuple[memoryview, Callable[[], None]]
+"""The memory for what follows an opening, and what to do when it is there."""
+OnOpening = Callable[["Line", memoryview], Body | None]
+
+
+class _Record(NamedTuple):
+    """A record to send: what its opening begins with, its data, and what to do when it has gone."""
+
+    head: bytes
+    data: memoryview
+    then: Callable[[], None] | None
+
+
+class Tally:
+    """A counter of records or messages, for the store; it keeps no calls.
+
+    Attributes
+    ----------
+    next
+        How many there were.
+    """
+
+    __slots__ = ("next",)
+
+    def __init__(self) -> None:
+        self.next: int = 0
+
+    def short(self) -> tuple[()]:
+        """Return no calls."""
+        return ()
+
+
+class Line:
+    """The records to and from one peer.
+
+    Parameters
+    ----------
+    rank, peer
+        This rank, and the other.
+    transport, box
+        The transport, and its mailbox for the peer.
+    on_opening
+        Called with each opening that has come.
+
+    Attributes
+    ----------
+    peer
+        As above.
+    sent, taken
+        How many records were queued, and how many openings were taken.
+    outgoing, incoming
+        What the stream waits for, each way; None if for nothing.
+    most
+        The longest part of an eager message that follows its opening.
+    """
+
+    __slots__ = (
+        "_box",
+        "_buffer",
+        "_in_header",
+        "_in_number",
+        "_into",
+        "_on_opening",
+        "_out_header",
+        "_out_number",
+        "_posted",
+        "_queue",
+        "_rank",
+        "_reading",
+        "_transport",
+        "_writing",
+        "incoming",
+        "most",
+        "outgoing",
+        "peer",
+        "sent",
+        "taken",
+    )
+
+    def __init__(self, rank: int, peer: int, transport: Transport, box: Mailbox, on_opening: OnOpening) -> None:
+        self.peer: int = peer
+        self.sent: Tally = Tally()
+        self.taken: Tally = Tally()
+        self.outgoing: Transfer | None = None
+        self.incoming: Transfer | None = None
+        self.most: int = min(len(box.outgoing[0]), len(box.incoming[0]))
+        self._rank = rank
+        self._transport = transport
+        self._box = box
+        self._on_opening = on_opening
+        self._queue: deque[_Record] = deque()
+        self._writing: Iterator[Transfer] | None = None
+        self._reading: Iterator[Transfer] | None = None
+        self._posted = 0
+        self._buffer: memoryview = aligned_empty(OPENING_BYTES).data
+        self._into: memoryview | None = None
+        self._out_header, self._out_number = _blank_header(rank)
+        self._in_header, self._in_number = _blank_header(peer)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to send."""
+        return self.outgoing is None and not self._queue
+
+    @property
+    def moved(self) -> int:
+        """A number that grows when anything moves."""
+        moving = sum(each.moved for each in (self.outgoing, self.incoming) if each is not None)
+        return moving + self._posted + self.taken.next
+
+    # Out
+
+    def push(self, head: bytes, data: memoryview, then: Callable[[], None] | None = None) -> None:
+        """Send a record, at once or when those before it have gone; ``then`` is called when it has.
+
+        Parameters
+        ----------
+        head
+            The beginning of its opening.
+        data
+            What follows, of any length, unchanged until then.
+        then
+            What to do then.
+        """
+        self.sent.next += 1
+        record = _Record(head, data, then)
+        if self.outgoing is None and not self._queue:
+            self._write(record)
+            if self._writing is not None:
+                self.write_on()
+        else:
+            self._queue.append(record)
+
+    def _write(self, record: _Record) -> None:
+        """Send a record while nothing else is on its way."""
+        head, data, then = record
+        box, number = self._box, self._posted
+        slot, begin = box.outgoing[box.next_out], len(head)
+        slot[:begin] = head
+        first = min(len(data), OPENING_BYTES - begin)
+        if first:
+            slot[begin : begin + first] = data if first == len(data) else data[:first]
+        self._out_number[0] = number
+        self._posted = number + 1
+        transfer = box.post(self._out_header, OPENING_BYTES)
+        if transfer is None and first == len(data):
+            if then is not None:
+                then()
+            return
+        self._writing = self._rest(transfer, number, data[first:], then)
+
+    def write_on(self) -> None:
+        """Go on sending, if what was waited for is done."""
+        while True:
+            while self._writing is not None:
+                if self.outgoing is not None and not self.outgoing.done:
+                    return
+                self.outgoing = next(self._writing, None)
+                if self.outgoing is None:
+                    self._writing = None
+            if not self._queue:
+                return
+            self._write(self._queue.popleft())
+
+    def _rest(
+        self, transfer: Transfer | None, number: int, rest: memoryview, then: Callable[[], None] | None
+    ) -> Iterator[Transfer]:
+        box, transport = self._box, self._transport
+        if transfer is not None and not checked_transfer(transfer, box, "post").done:
+            yield transfer
+        if 0 < len(rest) <= len(box.outgoing[0]):
+            box.outgoing[box.next_out][: len(rest)] = rest
+            transfer = box.post(_header(self._rank, number, len(rest), 1), len(rest))
+            if transfer is not None and not checked_transfer(transfer, box, "post").done:
+                yield transfer
+        else:
+            for index, piece in self._pieces(rest):
+                sending = transport.send(self.peer, _header(self._rank, number, len(piece), index), piece.toreadonly())
+                if not checked_transfer(sending, transport, "send").done:
+                    yield sending
+        if then is not None:
+            then()
+
+    # In
+
+    def listen(self, *, patient: bool, once: bool = False) -> None:
+        """Take the records that have come, and wait for the next one.
+
+        Parameters
+        ----------
+        patient
+            Whether to look for it for a moment, since nothing else is to be done.
+        once
+            Whether to take one at most.
+        """
+        while self.incoming is None:
+            number = self.taken.next
+            self._in_number[0] = number
+            box = self._box
+            if patient:
+                transfer = box.fetch(self._in_header, OPENING_BYTES)
+                self._into = None
+                if transfer is None:
+                    self._take(box.incoming[box.next_in])
+                    if once:
+                        return
+                    continue
+                checked_transfer(transfer, box, "fetch")
+            else:
+                transfer = self._transport.recv(self.peer, bytes(self._in_header), self._buffer)
+                self._into = self._buffer
+                checked_transfer(transfer, self._transport, "recv")
+            if transfer.done:
+                self._take(box.incoming[box.next_in] if self._into is None else self._into)
+            else:
+                self.incoming = transfer
+
+    def read_on(self) -> None:
+        """Go on receiving, if what was waited for is done."""
+        if self.incoming is None or not self.incoming.done:
+            return
+        self.incoming = None
+        if self._reading is None:
+            self._take(self._box.incoming[self._box.next_in] if self._into is None else self._into)
+        else:
+            self._read()
+
+    def _take(self, opening: memoryview) -> None:
+        number = self.taken.next
+        self.taken.next = number + 1
+        body = self._on_opening(self, opening)
+        if body is not None:
+            self._reading = self._body(number, *body)
+            self._read()
+
+    def _read(self) -> None:
+        assert self._reading is not None
+        self.incoming = next(self._reading, None)
+        if self.incoming is None:
+            self._reading = None
+
+    def _body(self, number: int, rest: memoryview, then: Callable[[], None]) -> Iterator[Transfer]:
+        box, transport = self._box, self._transport
+        if len(rest) <= len(box.incoming[0]):
+            fetching = box.fetch(_header(self.peer, number, len(rest), 1), len(rest))
+            if fetching is not None and not checked_transfer(fetching, box, "fetch").done:
+                yield fetching
+            rest[:] = box.incoming[box.next_in][: len(rest)]
+        else:
+            for index, piece in self._pieces(rest):
+                receiving = transport.recv(self.peer, _header(self.peer, number, len(piece), index), piece)
+                if not checked_transfer(receiving, transport, "recv").done:
+                    yield receiving
+        then()
+
+    def _pieces(self, rest: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """Yield the index and the memory of each message of what follows an opening."""
+        piece_bytes = max(1, len(rest)) if self._transport.streams else _PIECE_BYTES
+        for index, start in enumerate(range(0, len(rest), piece_bytes), start=1):
+            yield index, rest[start : start + piece_bytes]
+
+
+def _blank_header(sender: int) -> tuple[bytearray, memoryview]:
+    """Return the header of an opening, and its number."""
+    head, tail = split_header(pack_header(RECORD, sender, POST_CHANNEL, 0, OPENING_BYTES, 0))
+    header = bytearray(head + bytes(8) + tail)
+    return header, memoryview(header)[len(head) : len(head) + 8].cast("Q")
+
+
+def _header(sender: int, number: int, nbytes: int, index: int) -> bytes:
+    return pack_header(RECORD, sender, POST_CHANNEL, number, nbytes, index)

@@ -1,0 +1,102 @@
+"""Which message meets which receive: MPI's rules.
+
+A message meets the receive that was posted first of those that it fits. A receive meets the message that came first of those that fit. So
+messages of one rank to one other in one group never overtake each other, if both fit the same receive. Each step takes the same time
+however many receives and messages wait: a message can only meet receives of four kinds (this rank and tag, any rank, any tag, or both), and
+each kind has a queue of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oneaccord.calls.post.messages import Letter, Receive
+
+__all__ = ["NO_RANK", "NO_TAG", "Matching"]
+
+NO_RANK, NO_TAG = -1, -1
+"""Stand for any rank and for any tag."""
+
+_Key = tuple[int, int, int]
+"""The group, the rank of the world, and the tag."""
+
+
+class Matching:
+    """Receives that wait for messages, and messages that wait for receives, of all groups of a rank."""
+
+    def __init__(self) -> None:
+        self._receives: dict[_Key, OrderedDict[int, Receive]] = {}
+        self._letters: dict[_Key, OrderedDict[int, Letter]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Return the number of receives that wait."""
+        return sum(map(len, self._receives.values()))
+
+    def post(self, receive: Receive) -> None:
+        """Let a receive wait for its message."""
+        self._count = receive.number = self._count + 1
+        self._receives.setdefault(receive.key, OrderedDict())[receive.number] = receive
+
+    def withdraw(self, receive: Receive) -> bool:
+        """Let a receive wait no longer; return whether it did."""
+        waiting = self._receives.get(receive.key)
+        if waiting is None or waiting.pop(receive.number, None) is None:
+            return False
+        if not waiting:
+            del self._receives[receive.key]
+        return True
+
+    def receive_for(self, context: int, source: int, tag: int) -> Receive | None:
+        """Return the receive that a message meets, which waits no longer; None if there is none."""
+        if not self._receives:
+            return None
+        first: Receive | None = None
+        for key in _keys(context, source, tag):
+            waiting = self._receives.get(key)
+            if waiting:
+                receive = next(iter(waiting.values()))
+                if first is None or receive.number < first.number:
+                    first = receive
+        if first is not None:
+            self.withdraw(first)
+        return first
+
+    def add(self, letter: Letter) -> None:
+        """Let a message wait for its receive."""
+        self._count = letter.place = self._count + 1
+        for key in _keys(letter.context, letter.source, letter.tag):
+            self._letters.setdefault(key, OrderedDict())[letter.place] = letter
+
+    def letter_for(self, key: _Key) -> Letter | None:
+        """Return the message that a receive meets, which still waits; None if there is none."""
+        waiting = self._letters.get(key)
+        return next(iter(waiting.values())) if waiting else None
+
+    def letters_for(self, key: _Key) -> list[Letter]:
+        """Return, for each rank from which one has come, the message that a receive could meet."""
+        found: dict[int, Letter] = {}
+        for letter in self._letters.get(key, {}).values():
+            found.setdefault(letter.source, letter)
+        return list(found.values())
+
+    def remove(self, letter: Letter) -> None:
+        """Let a message wait no longer."""
+        for key in _keys(letter.context, letter.source, letter.tag):
+            waiting = self._letters[key]
+            del waiting[letter.place]
+            if not waiting:
+                del self._letters[key]
+
+    def letters(self, context: int | None = None) -> Iterator[Letter]:
+        """Yield the messages that wait, of one group or of all."""
+        for (where, source, tag), waiting in list(self._letters.items()):
+            if source == NO_RANK and tag == NO_TAG and context in (None, where):
+                yield from list(waiting.values())
+
+
+def _keys(context: int, source: int, tag: int) -> tuple[_Key, _Key, _Key, _Key]:
+    return (context, source, tag), (context, NO_RANK, tag), (context, source, NO_TAG), (context, NO_RANK, NO_TAG)

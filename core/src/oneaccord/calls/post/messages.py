@@ -1,0 +1,317 @@
+"""One message with a tag: as its sender sees it, as it arrives, and as its receiver does."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from oneaccord.arrays.memory import Array, bytes_of, new_array
+from oneaccord.calls.post.envelopes import OBJECT, Envelope
+from oneaccord.calls.post.matching import NO_RANK, NO_TAG
+from oneaccord.errors import DTypeError, OneAccordError, OutOfMemoryError, SizeMismatchError
+
+if TYPE_CHECKING:
+    from oneaccord.calls.post.path import PostPath
+    from oneaccord.calls.post.requests import Request
+
+__all__ = ["ANY", "ANY_TAG", "BYTE", "AnyRank", "AnyTag", "Letter", "Operation", "Receive", "Send", "Wildcard"]
+
+BYTE: Final = np.dtype(np.uint8)
+
+
+class Wildcard(Enum):
+    """Stands for any rank, or for any tag."""
+
+    RANK = "ANY"
+    TAG = "ANY_TAG"
+
+    def __repr__(self) -> str:
+        return f"oneaccord.{self.value}"
+
+
+ANY: Final = Wildcard.RANK
+"""As ``source=``: whichever rank's message comes first."""
+ANY_TAG: Final = Wildcard.TAG
+"""As ``tag=``: a message with any tag."""
+AnyRank = Literal[Wildcard.RANK]
+AnyTag = Literal[Wildcard.TAG]
+
+
+class Operation:
+    """A send or a receive on its way.
+
+    Attributes
+    ----------
+    what
+        The call in words: an object that makes them on demand.
+    done
+        Whether it has ended, well or badly.
+    error
+        Why it ended badly.
+    request
+        The handle that the caller has of it; None if the caller waits.
+    context
+        The number of its group.
+    path
+        The path of its group.
+    kept_by
+        The operations for which the office drives although no thread may wait; None if this is none of them.
+    """
+
+    __slots__ = ("context", "done", "error", "kept_by", "path", "request", "what")
+
+    def __init__(self, what: object, context: int) -> None:
+        self.what: object = what
+        self.context: int = context
+        self.done: bool = False
+        self.error: BaseException | None = None
+        self.request: Request[Any] | None = None
+        self.path: PostPath | None = None
+        self.kept_by: dict[Operation, tuple[float, float]] | None = None
+
+    def finish(self) -> None:
+        """End it, under the lock of the office."""
+        self.done = True
+        if self.kept_by is not None:
+            self.kept_by.pop(self, None)
+        if self.request is not None:
+            self.request.end()
+
+    def awaits(self) -> list[int]:
+        """Return the ranks of the world of which any could end it by its next record."""
+        raise NotImplementedError
+
+    @property
+    def is_any(self) -> bool:
+        """Whether any of several ranks could end it."""
+        return False
+
+
+class Send(Operation):
+    """A message to a rank.
+
+    Attributes
+    ----------
+    peer, tag, flags
+        The rank of the world, the tag, and the flags of the envelope.
+    data
+        The bytes.
+    dtype, shape
+        Those of the array; no dtype for an object.
+    number
+        Its number, if the receiver answers it.
+    """
+
+    __slots__ = ("data", "dtype", "flags", "number", "peer", "shape", "tag")
+
+    def __init__(
+        self,
+        what: object,
+        context: int,
+        peer: int,
+        tag: int,
+        data: memoryview,
+        dtype: np.dtype[Any] | None,
+        shape: tuple[int, ...],
+        flags: int,
+    ) -> None:
+        super().__init__(what, context)
+        self.peer: int = peer
+        self.tag: int = tag
+        self.data: memoryview = data
+        self.dtype: np.dtype[Any] | None = dtype
+        self.shape: tuple[int, ...] = shape
+        self.flags: int = flags
+        self.number: int = 0
+
+    def awaits(self) -> list[int]:
+        """Return its receiver."""
+        return [self.peer]
+
+
+class Letter:
+    """A message that has come, or has been announced.
+
+    Attributes
+    ----------
+    context, source, tag, flags, nbytes, dtype, shape, words
+        As for `Envelope`; ``source`` is the sender, as a rank of the world.
+    number
+        As for `Envelope`; 0 if the sender waits for no answer.
+    array
+        Its memory, an array of its dtype and shape, or bytes; None if it was only announced, or goes into that of its receive.
+    is_complete
+        Whether all of it is there.
+    receive
+        The receive that it has met.
+    place
+        Its place among the messages that wait.
+    """
+
+    __slots__ = (
+        "array",
+        "context",
+        "dtype",
+        "flags",
+        "is_complete",
+        "nbytes",
+        "number",
+        "place",
+        "receive",
+        "shape",
+        "source",
+        "tag",
+        "words",
+    )
+
+    def __init__(self, source: int, about: Envelope) -> None:
+        self.source: int = source
+        self.context: int = about.context
+        self.tag: int = about.tag
+        self.flags: int = about.flags
+        self.number: int = about.number
+        self.nbytes: int = about.nbytes
+        self.dtype: np.dtype[Any] | None = about.dtype
+        self.shape: tuple[int, ...] = about.shape
+        self.words: str = about.words
+        self.array: Array | None = None
+        self.is_complete: bool = False
+        self.receive: Receive | None = None
+        self.place: int = 0
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it is an object and no array."""
+        return bool(self.flags & OBJECT)
+
+    @property
+    def count(self) -> int:
+        """The number of elements; 1 for an object."""
+        return 1 if self.dtype is None else self.nbytes // self.dtype.itemsize if self.dtype.itemsize else 0
+
+    def new_memory(self) -> Array:
+        """Return memory for it; raises as `new_array`."""
+        if self.dtype is None:
+            return new_array((self.nbytes,), BYTE)
+        return new_array(self.shape, self.dtype)
+
+    def __str__(self) -> str:
+        if self.is_object:
+            return f"an object of {self.nbytes} bytes"
+        return self.words or f"{self.dtype}{list(self.shape)}"
+
+
+class Receive(Operation):
+    """A message from a rank, or from any.
+
+    Attributes
+    ----------
+    key
+        The group, the rank of the world, and the tag that it fits.
+    out
+        The memory for the array; None for new memory.
+    is_object
+        Whether it takes objects, and no arrays.
+    senders
+        The ranks of the world that could send it.
+    array
+        The memory of the message that has come.
+    letter
+        That message.
+    number
+        Its place among the receives that wait.
+    """
+
+    __slots__ = ("array", "is_object", "key", "letter", "number", "out", "senders", "spill")
+
+    def __init__(
+        self,
+        what: object,
+        context: int,
+        source: int,
+        tag: int,
+        out: Array | None,
+        senders: tuple[int, ...],
+        *,
+        is_object: bool = False,
+    ) -> None:
+        super().__init__(what, context)
+        self.key: tuple[int, int, int] = (context, source, tag)
+        self.out: Array | None = out
+        self.is_object: bool = is_object
+        self.senders: tuple[int, ...] = senders
+        self.array: Array | None = None
+        self.spill: Array | None = None
+        self.letter: Letter | None = None
+        self.number: int = 0
+
+    @property
+    def is_any(self) -> bool:
+        """Whether any of several ranks could send the message."""
+        return self.letter is None and self.key[1] == NO_RANK
+
+    def awaits(self) -> list[int]:
+        """Return its sender, or all that it may come from."""
+        if self.letter is not None:
+            return [self.letter.source]
+        return list(self.senders) if self.key[1] == NO_RANK else [self.key[1]]
+
+    def fits(self, letter: Letter) -> bool:
+        """Return whether it takes a message."""
+        context, source, tag = self.key
+        return context == letter.context and source in (NO_RANK, letter.source) and tag in (NO_TAG, letter.tag)
+
+    def memory_for(self, letter: Letter) -> memoryview | None:
+        """Meet a message; return the memory that its bytes go to. None, and an error of this receive alone, if it cannot have them."""
+        self.letter = letter
+        letter.receive = self
+        self.error = self._problem(letter)
+        if self.error is not None:
+            return None
+        if letter.array is not None and self.out is None:
+            self.array = letter.array
+            return bytes_of(letter.array)
+        try:
+            if self.out is None:
+                self.array = letter.new_memory()
+            elif self.out.flags.c_contiguous:
+                self.array = self.out
+            else:
+                assert letter.dtype is not None
+                self.array = self.spill = new_array((letter.count,), letter.dtype)
+        except OutOfMemoryError as error:
+            self.error = error
+            return None
+        return bytes_of(self.array)[: letter.nbytes]
+
+    def arrive(self) -> None:
+        """Take note that the bytes are there, and end."""
+        if self.spill is not None and self.out is not None:
+            self.out.flat[: self.spill.size] = self.spill
+            self.array = self.out
+        self.finish()
+
+    def _problem(self, letter: Letter) -> OneAccordError | None:
+        """Return why it cannot take a message that it has met."""
+        sent = f"{self.what}: rank {letter.source} sent {letter} with tag {letter.tag}"
+        if letter.is_object != self.is_object:
+            other = "recv_object" if letter.is_object else "recv"
+            return DTypeError(f"{sent}: receive it with {other}; the message is lost", peer=letter.source)
+        if letter.words:
+            return DTypeError(f"{sent}, but this rank cannot make such an array: pip install ml_dtypes", peer=letter.source)
+        if self.out is None or letter.is_object:
+            return None
+        if self.out.dtype != letter.dtype:
+            return DTypeError(
+                f"{sent}, but out= is {self.out.dtype}{list(self.out.shape)}: give an out= of that dtype; the message is lost",
+                peer=letter.source,
+            )
+        if self.out.nbytes < letter.nbytes:
+            return SizeMismatchError(
+                f"{sent}, of {letter.count} elements, but out= has room for {self.out.size}: give a larger one, or leave it out; the "
+                "message is lost",
+                peer=letter.source,
+            )
+        return None

@@ -1,0 +1,402 @@
+"""Messages with tags of one group: how its sends and receives begin, how they are waited for, and what their failures mean."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from oneaccord.calls.engine.waiting import Overdue
+from oneaccord.calls.failures import again, guarded
+from oneaccord.calls.order.call_sequence import CallSequence
+from oneaccord.calls.post.envelopes import RECORD
+from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
+from oneaccord.calls.post.office import NotReady, PostOffice
+from oneaccord.calls.post.requests import Cancelled, Request, Status
+from oneaccord.config.plugins import PluginManager
+from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.header import POST_CHANNEL
+from oneaccord.control.protocol import Report, Wait
+from oneaccord.control.recorder import Record, Short
+from oneaccord.errors import ClosedError, CommError, UsageError
+from oneaccord.job.group_ranks import Members
+from oneaccord.job.job import Job
+
+__all__ = ["PostPath"]
+
+
+class _Kept:
+    """The last calls of a group that were short, for the flight recorder."""
+
+    def __init__(self, kept: int) -> None:
+        self.next: int = 0
+        self.calls: deque[Short] = deque(maxlen=kept)
+
+    def short(self) -> list[Short]:
+        """Return them, the oldest first."""
+        return list(self.calls)
+
+
+class PostPath:
+    """Messages with tags of one group; safe to use from several threads.
+
+    Parameters
+    ----------
+    job, members, call_sequence, plugins
+        The job, the members of the group, its call sequence, and the plugins that may observe.
+
+    Attributes
+    ----------
+    office
+        The post office of this rank.
+    """
+
+    def __init__(self, job: Job, members: Members, call_sequence: CallSequence, plugins: PluginManager) -> None:
+        self._job = job
+        self._members = members
+        self._call_sequence = call_sequence
+        self._plugins = plugins
+        self._runtime = job.runtime
+        self._locals = {world: rank for rank, world in enumerate(members.ranks)}
+        self._office: PostOffice | None = None
+        self._shorts = _Kept(job.control.recorder.kept)
+        self.others: tuple[int, ...] = tuple(rank for rank in members.ranks if rank != job.rank)
+
+    @property
+    def office(self) -> PostOffice:
+        """The office, which is made when first used."""
+        if self._office is None:
+            office = self._job.part(PostOffice)
+            self._job.control.counted.tagged[self._members.channel + 1] = self._shorts
+            self._office = office
+        return self._office
+
+    def status_of(self, letter: Letter, status: Status | None = None) -> Status:
+        """Return what is known of a message, in ``status`` if that is given."""
+        status = Status() if status is None else status
+        status.fill(letter, self._locals[letter.source])
+        return status
+
+    # Calls that wait
+
+    def run(self, what: object, operations: Sequence[Operation], timeout_s: float, nbytes: int = 0) -> None:
+        """Begin some operations, and wait until all have ended.
+
+        Raises
+        ------
+        CommError
+            The first cause, alike on all ranks.
+        UsageError
+            A message that came cannot be received as asked.
+        """
+        self._call(what, partial(self._begin_all, operations), operations, timeout_s, nbytes)
+        for each in operations:
+            if each.error is not None:
+                raise each.error
+
+    def probe(self, what: object, pattern: Receive, timeout_s: float, *, take: bool) -> Letter:
+        """Wait for a message that a receive would meet, and return it; ``take`` it out, so that no other receive meets it."""
+        found: list[Letter] = []
+
+        def test() -> bool:
+            if not found and (letter := self.office.find(pattern)) is not None:
+                found.append(letter)
+                if take:
+                    self.office.matching.remove(letter)
+            return bool(found)
+
+        self._call(what, lambda: None, [pattern], timeout_s, 0, test)
+        return found[0]
+
+    def look(self, what: object, pattern: Receive, timeout_s: float, *, take: bool) -> Letter | None:
+        """Return a message that a receive would meet now; None if there is none."""
+        office = self.office
+        self._call_sequence.check(what)
+        try:
+            self._connect([pattern], timeout_s)
+            letter = self._found(pattern, take=take)
+            if letter is None:
+                office.check()
+                office.poll()
+                letter = self._found(pattern, take=take)
+            if letter is None:
+                self._runtime.glance()
+                if self._runtime.is_simulated:
+                    office.poll()
+                    letter = self._found(pattern, take=take)
+        except BaseException as error:  # noqa: BLE001 - raised as the first cause
+            raise self.failure(pattern, error) from None
+        return letter
+
+    def _found(self, pattern: Receive, *, take: bool) -> Letter | None:
+        office = self.office
+        with office.lock:
+            letter = office.find(pattern)
+            if letter is not None and take:
+                office.matching.remove(letter)
+        return letter
+
+    def _call(
+        self,
+        what: object,
+        begin: Callable[[], None],
+        operations: Sequence[Operation],
+        timeout_s: float,
+        nbytes: int,
+        test: Callable[[], bool] | None = None,
+    ) -> None:
+        """Begin a call, and wait until ``test()`` holds; by default, until the operations have ended."""
+        office, sequence, runtime = self.office, self._call_sequence, self._runtime
+        if office.is_taken_by_caller:
+            raise UsageError(
+                f"a signal handler called {what} while this thread was in the middle of another call, for which it would wait forever: set a "
+                "flag in the handler, and make the call later, between two calls of the program; nothing was sent",
+                rank=self._job.rank,
+                operation=str(what),
+            )
+        number = sequence.count_message()
+        sequence.check(what, number)
+        started = runtime.now()
+        record = sequence.record_message(what, number, nbytes) if runtime.is_simulated else None
+        deadline: Deadline | None = None
+
+        def until() -> Deadline:
+            nonlocal deadline
+            if deadline is None:
+                deadline = Deadline(timeout_s, runtime.now)
+                deadline.at += started - runtime.now()
+            return deadline
+
+        def stalled() -> None:
+            nonlocal record
+            if record is None:
+                record = sequence.record_message(what, number, nbytes)
+            self._report(record, operations)
+
+        try:
+            self._connect(operations, timeout_s, until)
+            with office.lock:
+                begin()
+            if test is None:
+                one = operations[0]
+                if not one.done and len(operations) == 1 and not runtime.is_simulated:
+                    office.look(one)
+                if not all(each.done for each in operations):
+                    if record is not None:
+                        record.wait = self._wait(record, operations)
+                    test = partial(_all_done, operations)
+                    office.wait(test, until(), None if runtime.is_simulated else stalled, partial(_awaits, operations))
+            else:
+                if record is not None:
+                    record.wait = self._wait(record, operations)
+                office.wait(test, until(), None if runtime.is_simulated else stalled, partial(_awaits, operations))
+        except BaseException as error:  # noqa: BLE001 - raised as the first cause
+            guarded(self._job, self._members, number, RECORD, until(), partial(again, self._told(error, operations)), what)
+        finally:
+            if record is not None:
+                sequence.end(record)
+            else:
+                self._shorts.calls.append((self._members.channel + 1, number, what, started, runtime.now()))
+
+    def _begin_all(self, operations: Sequence[Operation]) -> None:
+        office = self.office
+        for each in operations:
+            if isinstance(each, Receive):
+                if each.letter is None:
+                    office.receive(each)
+                else:
+                    office.meet(each, each.letter)
+            elif isinstance(each, Send):
+                office.send(each)
+
+    def _connect(self, operations: Sequence[Operation], timeout_s: float, until: Callable[[], Deadline] | None = None) -> None:
+        if until is None:
+            until = partial(Deadline, timeout_s, self._runtime.now)
+        for each in operations:
+            self.office.connect(each.awaits(), until)
+
+    # Requests
+
+    def start(
+        self,
+        what: object,
+        operations: Sequence[Operation],
+        timeout_s: float,
+        request: Request[Any] | None = None,
+    ) -> None:
+        """Begin operations for which the program waits later, by a ``request``, if at all; raises as `run`."""
+        office, sequence, runtime = self.office, self._call_sequence, self._runtime
+        number = sequence.count_message()
+        sequence.check(what, number)
+        nbytes = sum(len(each.data) for each in operations if isinstance(each, Send))
+        record = sequence.record_message(what, number, nbytes) if runtime.is_simulated else None
+        try:
+            self._connect(operations, timeout_s)
+            with office.lock:
+                self._begin_all(operations)
+                for each in operations:
+                    each.path = self
+                    office.keep(each, timeout_s)
+                if request is not None:
+                    request.begin()
+        except BaseException as error:  # noqa: BLE001 - raised as the first cause
+            deadline = Deadline(timeout_s, runtime.now)
+            guarded(self._job, self._members, number, RECORD, deadline, partial(again, self._told(error, operations)), what)
+        finally:
+            if record is not None:
+                sequence.end(record)
+            else:
+                self._shorts.calls.append((self._members.channel + 1, number, what, runtime.now(), runtime.now()))
+
+    def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None) -> None:
+        """Wait until some operations have ended, or until a deadline of the caller's; their errors are theirs."""
+        office, sequence, runtime = self.office, self._call_sequence, self._runtime
+        test = partial(_all_done, operations)
+        record: Record | None = None
+        number = sequence.messages
+
+        def stalled() -> None:
+            nonlocal record
+            if record is None:
+                record = sequence.record_message(f"wait for {_names(operations)}", number)
+            self._report(record, operations)
+
+        own = Deadline(max(office.time_left(operations), 1e-9), runtime.now)
+        until = own if deadline is None or own.at <= deadline.at else deadline
+        try:
+            if runtime.is_simulated:
+                record = sequence.record_message(f"wait for {_names(operations)}", number)
+                record.wait = self._wait(record, operations)
+            elif len(operations) == 1:
+                office.look(operations[0])
+            if not test():
+                on_stall = None if runtime.is_simulated else stalled
+                office.wait(test, until, on_stall, partial(_awaits, operations), gives_up=until is not own)
+        except Overdue as error:
+            if until is own:
+                self._end(operations, error)
+        except BaseException as error:
+            self._end(operations, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            if record is not None:
+                sequence.end(record)
+
+    def poll(self, operations: Sequence[Operation]) -> None:
+        """Move what can be moved now, without waiting."""
+        try:
+            self.office.check()
+            self.office.poll()
+        except BaseException as error:
+            self._end(operations, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def cancel(self, receive: Receive) -> bool:
+        """Take a receive back that has met no message; return whether that was so."""
+        office = self.office
+        self.poll([receive])
+        with office.lock:
+            if receive.done or not office.matching.withdraw(receive):
+                return False
+            office.end(receive, Cancelled(f"{receive.what} was taken back by cancel(): it has received nothing"))
+        return True
+
+    def _end(self, operations: Sequence[Operation], error: BaseException) -> None:
+        for each in operations:
+            if not each.done:
+                self.office.end(each, self.failure(each, error))
+
+    def drain(self, deadline: Deadline) -> bool:
+        """Wait until the requests of this group have ended; return whether there were none. Those that are left end with `ClosedError`."""
+        office = self._office
+        if office is None:
+            return True
+        left = office.kept(self._members.number)
+        if not left and not office.has_work:
+            return True
+        if left:
+            self.wait_for(left, deadline)
+        else:
+            try:
+                office.wait(lambda: not office.has_work, deadline, None, list)
+            except Exception:  # noqa: BLE001 - the job has ended, or its peers have
+                return True
+        for each in left:
+            if not each.done and deadline.passed():
+                text = f"the group was closed before {each.what} had ended"
+                office.end(each, ClosedError(text, rank=self._job.rank, operation=str(each.what)))
+        return False
+
+    # Failures
+
+    def failure(self, operation: Operation, error: BaseException) -> BaseException:
+        """Return the error of an operation that ends with an exception of the office: the first cause, alike on all ranks."""
+        deadline = Deadline(1.0, self._runtime.now)
+        left = self.office.time_given(operation)
+        deadline.timeout_s = left
+        try:
+            guarded(
+                self._job,
+                self._members,
+                self._call_sequence.messages,
+                RECORD,
+                deadline,
+                partial(again, self._told(error, [operation])),
+                operation.what,
+            )
+        except BaseException as cause:  # noqa: BLE001 - it is raised where the operation is waited for
+            return cause
+        return error
+
+    def _told(self, error: BaseException, operations: Sequence[Operation]) -> BaseException:
+        """Return what an exception of the office means, where `guarded` cannot know it."""
+        job = self._job
+        if isinstance(error, NotReady):
+            text = (
+                f"rank {error.peer} sent {error} with mode='ready', but rank {job.rank} had not begun to receive it: begin the receive "
+                "first, or leave the mode out"
+            )
+            return job.fail(Report("mismatch", text, error.peer, members=list(self._members.ranks)))
+        if isinstance(error, Overdue) and len(_awaits(operations)) != 1:
+            return TimeoutError("no rank sent a message that fits")
+        if isinstance(error, CommError) and not job.control.failed:
+            return error
+        return error
+
+    def _wait(self, record: Record, operations: Sequence[Operation]) -> Wait:
+        """Return what a call waits for, for the store: each wait is for the next record of a rank, or of any of several."""
+        waiting = next((each for each in operations if not each.done), operations[0])
+        peers = [rank for rank in waiting.awaits() if rank != self._job.rank]
+        counts = {peer: self.office.counts(peer) for peer in peers}
+        return Wait(
+            POST_CHANNEL,
+            record.sequence,
+            str(record.call),
+            b"",
+            peers,
+            [(peer, False, counts[peer][0]) for peer in peers],
+            list(self._members.ranks),
+            is_any=waiting.is_any,
+            taken={peer: counts[peer][1] for peer in peers},
+        )
+
+    def _report(self, record: Record, operations: Sequence[Operation]) -> None:
+        wait = self._wait(record, operations)
+        if wait.awaiting:
+            self._job.control.report_wait(record, wait)
+
+
+def _all_done(operations: Sequence[Operation]) -> bool:
+    return all(each.done for each in operations)
+
+
+def _awaits(operations: Sequence[Operation]) -> list[int]:
+    return next((each.awaits() for each in operations if not each.done), [])
+
+
+def _names(operations: Sequence[Operation]) -> str:
+    names = [str(each.what) for each in operations[:4]]
+    return ", ".join(names if len(operations) <= 4 else [*names, f"{len(operations) - 4} more"])

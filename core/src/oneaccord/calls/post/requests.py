@@ -1,0 +1,187 @@
+"""What a program holds of a message with a tag: its status, the handle of a request, and a message that was taken but not received yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from oneaccord.calls.order.turns import Turns
+from oneaccord.calls.post.messages import ANY_TAG, AnyTag, Letter, Operation, Receive
+from oneaccord.calls.work import Work
+from oneaccord.contract.deadline import Deadline
+from oneaccord.errors import CommError, UsageError
+
+if TYPE_CHECKING:
+    from oneaccord.calls.post.path import PostPath
+
+__all__ = ["Persistent", "Request", "Status"]
+
+T = TypeVar("T")
+
+
+class Status:
+    """What is known of a message without its data.
+
+    ``Status()`` is empty. `Group.recv` and others fill the one that they are given as ``status=``.
+
+    Attributes
+    ----------
+    source
+        The rank of the group that sent it; None if no rank did.
+    tag
+        Its tag.
+    count
+        The number of elements; 1 for an object.
+    nbytes
+        The size in bytes.
+    dtype, shape
+        Those of the array; None for an object.
+    """
+
+    __slots__ = ("count", "dtype", "nbytes", "shape", "source", "tag")
+
+    def __init__(self) -> None:
+        self.source: int | None = None
+        self.tag: int | AnyTag | None = ANY_TAG
+        self.count: int = 0
+        self.nbytes: int = 0
+        self.dtype: np.dtype[Any] | None = None
+        self.shape: tuple[int, ...] | None = None
+
+    def __repr__(self) -> str:
+        what = "an object" if self.dtype is None else f"{self.dtype}{list(self.shape or ())}"
+        if self.source is None:
+            return "<oneaccord.Status of no message>"
+        return f"<oneaccord.Status of {what} from rank {self.source} with tag {self.tag}, {self.nbytes} bytes>"
+
+    def fill(self, letter: Letter, source: int) -> None:
+        """Say what is known of a message; for core."""
+        self.source, self.tag, self.count = source, letter.tag, letter.count
+        self.nbytes, self.dtype = letter.nbytes, letter.dtype
+        self.shape = None if letter.is_object else letter.shape
+
+    def clear(self) -> None:
+        """Say that there is no message; for core."""
+        self.source, self.tag, self.count, self.nbytes, self.dtype, self.shape = None, ANY_TAG, 0, 0, None, None
+
+
+class Request(Work[T], Generic[T]):
+    """The handle of a send or a receive with a tag. No thread waits for it before the program does.
+
+    It is a `Work`, and may be given to all that takes one. Requests end in any order.
+    """
+
+    __slots__ = ("_make", "_operations", "_path")
+
+    def __init__(
+        self,
+        path: PostPath,
+        operations: tuple[Operation, ...],
+        turns: Turns,
+        on_failure_seen: Callable[[], None],
+        make: Callable[[], T],
+    ) -> None:
+        super().__init__("", turns, on_failure_seen)
+        self._path = path
+        self._operations = operations
+        self._make: Callable[[], T] | None = make
+
+    @property
+    def _what(self) -> str:
+        return " and ".join(str(each.what) for each in self._operations)
+
+    @_what.setter
+    def _what(self, value: str) -> None:
+        pass
+
+    @property
+    def status(self) -> Status | None:
+        """As for `Work`."""
+        receive = self._operations[-1]
+        return self._path.status_of(receive.letter) if self._ended and isinstance(receive, Receive) and receive.letter else None
+
+    def cancel(self) -> bool:
+        """As for `Work`."""
+        receive = self._operations[-1]
+        return len(self._operations) == 1 and isinstance(receive, Receive) and self._path.cancel(receive)
+
+    def cancelled(self) -> bool:
+        """As for `Work`."""
+        return self._ended and isinstance(self._error, Cancelled)
+
+    def done(self) -> bool:
+        """Return whether the call has ended, successfully or not. Moves what can be moved now, and never blocks."""
+        if not self._ended:
+            self._check_process()
+            self._path.poll(self._operations)
+        return super().done()
+
+    def begin(self) -> None:
+        """Take note of the operations that have ended at once; under the lock of the office."""
+        for each in self._operations:
+            each.request = self
+        self.end()
+
+    def end(self) -> None:
+        """Take note that an operation has ended; under the lock of the office."""
+        if self._ended or not all(each.done for each in self._operations):
+            return
+        self._error = next((each.error for each in self._operations if each.error is not None), None)
+        self._conclude()
+
+    def _finish(self, deadline: Deadline | None) -> T:
+        if not self._ended and not self._ends_by(deadline):
+            raise self._late(deadline)
+        if self._error is not None:
+            if isinstance(self._error, CommError) and self._on_failure_seen is not None:
+                self._on_failure_seen()
+            raise self._error.with_traceback(self._trace)
+        make = self._make
+        if make is not None:
+            self._result = make()
+            self._make = None
+        return self._result
+
+    def _ends_by(self, deadline: Deadline | None) -> bool:
+        self._check_process()
+        self._path.wait_for(self._operations, deadline)
+        return self._ended
+
+    def _expect_end(self) -> None:
+        """Let the office move it while this thread waits for several works."""
+        self._path.poll(self._operations)
+
+
+class Cancelled(UsageError):
+    """A receive was taken back."""
+
+
+class Persistent(Generic[T]):
+    """A send or a receive that is made again and again: see `Group.persistent_send` and `Group.persistent_recv`.
+
+    Parameters
+    ----------
+    begin
+        Begins it.
+    """
+
+    __slots__ = ("_begin", "_work")
+
+    def __init__(self, begin: Callable[[], Work[T]]) -> None:
+        self._begin = begin
+        self._work: Work[T] | None = None
+
+    def start(self) -> Work[T]:
+        """Begin it once more, and return the handle of this time.
+
+        Raises
+        ------
+        UsageError
+            The time before has not ended: wait for it first.
+        """
+        if self._work is not None and not self._work.done():
+            raise UsageError(f"{self._work!r} was started and has not ended: wait() for it before you start it again")
+        self._work = work = self._begin()
+        return work

@@ -1,0 +1,530 @@
+"""Messages with tags: the part of `send`, `recv` and their like that has a tag, and what only such messages have."""
+# ruff: noqa: A002 - ``type=`` is what msgspec and its users call it
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from oneaccord.arrays.buffers import Give
+from oneaccord.arrays.libraries import DeviceArray
+from oneaccord.arrays.memory import NOTHING, Array, bytes_of, check_out, contiguous, copy_of
+from oneaccord.calls.arguments import tag_number
+from oneaccord.calls.post.envelopes import OBJECT, READY, SYNC
+from oneaccord.calls.post.matching import NO_RANK, NO_TAG
+from oneaccord.calls.post.messages import ANY, ANY_TAG, AnyRank, AnyTag, Letter, Operation, Receive, Send
+from oneaccord.calls.post.requests import Persistent, Request, Status
+from oneaccord.calls.runner import Calls
+from oneaccord.calls.work import Work
+from oneaccord.contract.deadline import Deadline
+from oneaccord.errors import UsageError
+from oneaccord.group.packing import Unpacker, pack
+
+if TYPE_CHECKING:
+    from oneaccord.calls.post.path import PostPath
+
+__all__ = ["Mode", "Pending", "TaggedCalls", "needs_tag"]
+
+T = TypeVar("T")
+
+Mode = Literal["standard", "sync", "ready", "buffered"]
+_FLAGS = {"standard": 0, "sync": SYNC, "ready": READY, "buffered": 0}
+_BYTES = np.dtype(np.uint8)
+
+
+class Words:
+    """A call in words, which are made only on demand."""
+
+    __slots__ = ("_call", "_rank", "_tag", "_towards")
+
+    def __init__(self, call: str, towards: str, rank: int, tag: int) -> None:
+        self._call = call
+        self._towards = towards
+        self._rank = rank
+        self._tag = tag
+
+    def __str__(self) -> str:
+        rank = "any rank" if self._rank == NO_RANK else f"rank {self._rank}"
+        tag = "any tag" if self._tag == NO_TAG else f"tag {self._tag}"
+        return f"{self._call} {self._towards} {rank}, {tag}"
+
+
+_words = lru_cache(maxsize=4096)(Words)
+
+
+class TaggedCalls(Calls):
+    """The calls of a group that move messages with tags, and only those."""
+
+    @property
+    def _post(self) -> PostPath:
+        return self._paths.post
+
+    def probe(self, source: int | AnyRank = ANY, tag: int | AnyTag = ANY_TAG, *, timeout_s: float | None = None) -> Status:
+        """Wait until a message with a tag is there, and say what is known of it. It stays there for a `recv`.
+
+        If several threads of this rank receive, another one may get it first: `take` is for that.
+
+        Parameters
+        ----------
+        source
+            The rank that it must be from; by default any.
+        tag
+            The tag that it must have; by default any.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        Status
+            Its sender, tag and size.
+
+        Raises
+        ------
+        InvalidRankError
+            ``source`` is not in the group.
+        UsageError
+            ``tag`` is no tag.
+        """
+        pattern = self._pattern("probe", source, tag)
+        letter = self._failing(self._post.probe, pattern.what, pattern, self._limit(timeout_s), take=False)
+        return self._post.status_of(letter)
+
+    def iprobe(self, source: int | AnyRank = ANY, tag: int | AnyTag = ANY_TAG) -> Status | None:
+        """Return what is known of a message with a tag that is there now; None if there is none. Never waits for one.
+
+        Parameters
+        ----------
+        source, tag
+            As for `probe`.
+
+        Returns
+        -------
+        Status or None
+            As for `probe`.
+
+        Raises
+        ------
+        InvalidRankError, UsageError
+            As for `probe`.
+        """
+        pattern = self._pattern("iprobe", source, tag)
+        letter = self._failing(self._post.look, pattern.what, pattern, self._limit(None), take=False)
+        return None if letter is None else self._post.status_of(letter)
+
+    def take(self, source: int | AnyRank = ANY, tag: int | AnyTag = ANY_TAG, *, timeout_s: float | None = None) -> Pending:
+        """Wait until a message with a tag is there, and take it, so that only the result can receive it.
+
+        Parameters
+        ----------
+        source, tag, timeout_s
+            As for `probe`.
+
+        Returns
+        -------
+        Pending
+            The message; call its ``recv`` or ``recv_object`` once.
+
+        Raises
+        ------
+        InvalidRankError, UsageError
+            As for `probe`.
+        """
+        pattern = self._pattern("take", source, tag)
+        return Pending(self, self._failing(self._post.probe, pattern.what, pattern, self._limit(timeout_s), take=True))
+
+    def take_now(self, source: int | AnyRank = ANY, tag: int | AnyTag = ANY_TAG) -> Pending | None:
+        """Take a message with a tag that is there now; None if there is none. Never waits for one.
+
+        Parameters
+        ----------
+        source, tag
+            As for `probe`.
+
+        Returns
+        -------
+        Pending or None
+            As for `take`.
+
+        Raises
+        ------
+        InvalidRankError, UsageError
+            As for `probe`.
+        """
+        pattern = self._pattern("take_now", source, tag)
+        letter = self._failing(self._post.look, pattern.what, pattern, self._limit(None), take=True)
+        return None if letter is None else Pending(self, letter)
+
+    def persistent_send(
+        self,
+        array: npt.ArrayLike,
+        dest: int | None,
+        *,
+        tag: int,
+        mode: Mode = "standard",
+        timeout_s: float | None = None,
+    ) -> Persistent[None]:
+        """Prepare a `send_async` that is made again and again, each time with what the array then holds.
+
+        Parameters
+        ----------
+        array, dest, tag, mode, timeout_s
+            As for `Group.send`.
+
+        Returns
+        -------
+        Persistent
+            Each ``start()`` of it begins the send, and returns a `Work`.
+
+        Raises
+        ------
+        InvalidRankError, UsageError
+            As for `Group.send`; from here or from ``start()``.
+        """
+        tag_number(tag)
+        return Persistent(partial(self._send_later, array, dest, tag, mode, timeout_s))
+
+    def persistent_recv(
+        self,
+        source: int | AnyRank | None = ANY,
+        *,
+        tag: int | AnyTag,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Persistent[Any]:
+        """Prepare a `recv_async` that is made again and again.
+
+        Parameters
+        ----------
+        source, tag, out, timeout_s
+            As for `Group.recv`.
+
+        Returns
+        -------
+        Persistent
+            Each ``start()`` of it begins the receive, and returns a `Work`.
+
+        Raises
+        ------
+        InvalidRankError, UsageError
+            As for `Group.recv`; from here or from ``start()``.
+        """
+        self._pattern("recv", ANY if source is None else source, tag)
+        return Persistent(partial(self._recv_later, source, tag, out, timeout_s))
+
+    # Sends
+
+    def _send_tagged(self, array: Any, dest: Any, tag: Any, mode: str, timeout_s: float | None) -> None:
+        seconds = self._limit(timeout_s)
+        send = self._tagged_send(array, dest, tag, mode)
+        if send is None:
+            return
+        if mode == "buffered":
+            self._begin_tagged([send], seconds)
+        else:
+            self._failing(self._post.run, send.what, (send,), seconds, len(send.data))
+
+    def _send_later(self, array: Any, dest: Any, tag: Any, mode: str, timeout_s: float | None) -> Work[None]:
+        send = self._tagged_send(array, dest, tag, mode)
+        return self._request([] if send is None else [send], timeout_s, _nothing)
+
+    def _send_object_tagged(
+        self, obj: object, dest: Any, tag: Any, mode: str, timeout_s: float | None, *, later: bool
+    ) -> Work[None] | None:
+        seconds = self._limit(timeout_s)
+        peer, flags = self._peer(dest), self._flags(mode)
+        number = tag_number(tag)
+        data = memoryview(pack(obj, "send_object"))
+        if peer is None:
+            return self._request([], timeout_s, _nothing) if later else None
+        what = _words("send_object", "to", peer, number)
+        send = Send(what, self._members.number, peer, number, data, None, (), flags | OBJECT)
+        if later:
+            return self._request([send], timeout_s, _nothing)
+        if mode == "buffered":
+            self._begin_tagged([send], seconds)
+        else:
+            self._failing(self._post.run, what, (send,), seconds, len(data))
+        return None
+
+    def _tagged_send(self, array: Any, dest: Any, tag: Any, mode: str) -> Send | None:
+        """Return the send of an array; None if it goes to no rank."""
+        peer, flags = self._peer(dest), self._flags(mode)
+        number = tag_number(tag)
+        source = self._builder.take_tagged("send", array)[0]
+        assert not isinstance(source, DeviceArray)
+        self._builder.arguments.check_dimensions(source)
+        if peer is None:
+            return None
+        source = copy_of(source) if mode == "buffered" else contiguous(source)
+        what = _words("send", "to", peer, number)
+        return Send(what, self._members.number, peer, number, bytes_of(source), source.dtype, source.shape, flags)
+
+    def _flags(self, mode: str) -> int:
+        flags = _FLAGS.get(mode)
+        if flags is None:
+            raise UsageError(f"mode must be one of {', '.join(map(repr, _FLAGS))}, not {mode!r}")
+        return flags
+
+    def _peer(self, rank: Any) -> int | None:
+        """Return a rank of the group as one of the world, which may be this one; None for no rank."""
+        if rank is None:
+            return None
+        return self._members.ranks[self._builder.arguments.rank(rank, "dest", or_nobody=True)]
+
+    # Receives
+
+    def _recv_tagged(self, source: Any, tag: Any, out: Any, status: Status | None, timeout_s: float | None) -> Any:
+        seconds = self._limit(timeout_s)
+        if status is not None:
+            _check_status(status)
+        if source is None:
+            return self._from_nobody(out, status, tag)
+        receive, give = self._tagged_recv(source, tag, out)
+        self._failing(self._post.run, receive.what, (receive,), seconds)
+        return self._received(receive, give, status)
+
+    def _recv_later(self, source: Any, tag: Any, out: Any, timeout_s: float | None) -> Work[Any]:
+        if source is None:
+            return self._request([], timeout_s, partial(self._from_nobody, out, None, tag))
+        receive, give = self._tagged_recv(source, tag, out)
+        return self._request([receive], timeout_s, partial(self._received, receive, give, None))
+
+    def _recv_object_tagged(self, source: Any, tag: Any, kind: Any, status: Status | None, timeout_s: float | None) -> Any:
+        seconds = self._limit(timeout_s)
+        if status is not None:
+            _check_status(status)
+        if source is None:
+            return self._from_nobody(None, status, tag)
+        receive, unpacker = self._receiving_object(source, tag, kind)
+        self._failing(self._post.run, receive.what, (receive,), seconds)
+        return self._unpacked(receive, unpacker, status)
+
+    def _recv_object_later(self, source: Any, tag: Any, kind: Any, timeout_s: float | None) -> Work[Any]:
+        if source is None:
+            return self._request([], timeout_s, partial(self._from_nobody, None, None, tag))
+        receive, unpacker = self._receiving_object(source, tag, kind)
+        return self._request([receive], timeout_s, partial(self._unpacked, receive, unpacker, None))
+
+    def _tagged_recv(self, source: Any, tag: Any, out: Any) -> tuple[Receive, Give | None]:
+        receive = self._pattern("recv", source, tag)
+        if out is None:
+            return receive, None
+        target, give = self._builder.take_tagged.receiving("recv", out)
+        assert target is not None
+        assert not isinstance(target, DeviceArray)
+        check_out(target, getattr(target, "shape", ()), getattr(target, "dtype", _BYTES))
+        receive.out = target
+        return receive, give
+
+    def _receiving_object(self, source: Any, tag: Any, kind: Any) -> tuple[Receive, Unpacker[Any]]:
+        unpacker: Unpacker[Any] = Unpacker(kind, "recv_object")
+        receive = self._pattern("recv_object", source, tag)
+        receive.is_object = True
+        return receive, unpacker
+
+    def _from_nobody(self, out: Any, status: Status | None, tag: Any) -> Any:
+        if tag is not ANY_TAG:
+            tag_number(tag)
+        if status is not None:
+            status.clear()
+        return out
+
+    def _received(self, receive: Receive, give: Give | None, status: Status | None) -> Any:
+        assert receive.letter is not None
+        if status is not None:
+            self._post.status_of(receive.letter, status)
+        array = NOTHING if receive.array is None else receive.array
+        return array if give is None else give(array)
+
+    def _unpacked(self, receive: Receive, unpacker: Unpacker[Any], status: Status | None) -> Any:
+        assert receive.letter is not None
+        about = self._post.status_of(receive.letter, status)
+        assert about.source is not None
+        return unpacker.unpack(receive.array, about.source)
+
+    def _pattern(self, call: str, source: Any, tag: Any) -> Receive:
+        """Return a receive of messages from a rank or any, with a tag or any."""
+        members = self._members
+        number = NO_TAG if tag is ANY_TAG else tag_number(tag)
+        if source is ANY:
+            rank, senders = NO_RANK, self._post.others
+        else:
+            rank = members.ranks[self._builder.arguments.rank(source, "source")]
+            senders = ()
+        return Receive(_words(call, "from", rank, number), members.number, rank, number, None, senders)
+
+    # Both
+
+    def _sendrecv_tagged(
+        self,
+        array: Any,
+        dest: Any,
+        source: Any,
+        tags: tuple[Any, Any],
+        out: Any,
+        status: Status | None,
+        timeout_s: float | None,
+        *,
+        later: bool,
+    ) -> Any:
+        seconds = self._limit(timeout_s)
+        if status is not None:
+            _check_status(status)
+        send = self._tagged_send(array, dest, tags[0], "standard")
+        operations: list[Operation] = [] if send is None else [send]
+        make: Callable[[], Any] = partial(self._from_nobody, out, status, tags[1])
+        if source is not None:
+            receive, give = self._tagged_recv(source, tags[1], out)
+            if send is not None and receive.out is not None and np.may_share_memory(np.asarray(send.data), receive.out):
+                send.data = memoryview(bytes(send.data))  # a message that comes first must not change it
+            operations.append(receive)
+            make = partial(self._received, receive, give, status)
+        if later:
+            return self._request(operations, timeout_s, make)
+        if operations:
+            what = " and ".join(str(each.what) for each in operations) if len(operations) > 1 else operations[0].what
+            self._failing(self._post.run, what, operations, seconds, 0 if send is None else len(send.data))
+        return make()
+
+    # The common part
+
+    def _limit(self, timeout_s: float | None) -> float:
+        runtime = self._job.runtime
+        if runtime.is_simulated:
+            runtime.enter(self._job.rank)
+        return self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
+
+    def _failing(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Make a call of the office; take note that the program sees its failure."""
+        if not self._call_sequence.is_usable:
+            self._check_open(str(arguments[0]))
+        try:
+            return call(*arguments, **options)
+        except UsageError:
+            raise
+        except BaseException:
+            if self._job.control.failed:
+                self._saw()
+            raise
+
+    def _begin_tagged(self, operations: list[Any], seconds: float, request: Request[Any] | None = None) -> None:
+        what = operations[0].what if request is None else request._what
+        self._failing(self._post.start, what, operations, seconds, request)
+
+    def _request(self, operations: list[Any], timeout_s: float | None, make: Callable[[], T]) -> Work[T]:
+        """Begin a call that continues in the background."""
+        seconds = self._limit(timeout_s)
+        if not operations:
+            done: Work[T] = Work("a message of no rank", self._callbacks, self._saw)
+            done.run(make)
+            return done
+        request: Request[T] = Request(self._post, tuple(operations), self._callbacks, self._saw, make)
+        self._begin_tagged(operations, seconds, request)
+        return request
+
+
+class Pending:
+    """A message that `Group.take` has taken, and that only this can receive; once.
+
+    Attributes
+    ----------
+    status
+        What is known of it.
+    """
+
+    __slots__ = ("_calls", "_letter", "status")
+
+    def __init__(self, calls: TaggedCalls, letter: Letter) -> None:
+        self._calls = calls
+        self._letter: Letter | None = letter
+        self.status: Status = calls._post.status_of(letter)
+
+    def __repr__(self) -> str:
+        state = ", received" if self._letter is None else ""
+        return f"<oneaccord.Pending {self.status!r}{state}>"
+
+    @overload
+    def recv(self, *, out: Array, timeout_s: float | None = None) -> Array: ...
+    @overload
+    def recv(self, *, out: None = None, timeout_s: float | None = None) -> Array: ...
+    def recv(self, *, out: Array | None = None, timeout_s: float | None = None) -> Array:
+        """Receive it, an array.
+
+        Parameters
+        ----------
+        out, timeout_s
+            As for `Group.recv`.
+
+        Returns
+        -------
+        ndarray
+            As for `Group.recv`.
+
+        Raises
+        ------
+        UsageError
+            It has been received already.
+        DTypeError, SizeMismatchError
+            As for `Group.recv`; the message is then lost.
+        """
+        calls = self._calls
+        seconds = calls._limit(timeout_s)
+        receive, give = calls._tagged_recv(self.status.source, self.status.tag, out)
+        self._receive(receive, seconds)
+        received: Array = calls._received(receive, give, None)
+        return received
+
+    @overload
+    def recv_object(self, *, type: type[T], timeout_s: float | None = None) -> T: ...
+    @overload
+    def recv_object(self, *, type: Any = None, timeout_s: float | None = None) -> Any: ...
+    def recv_object(self, *, type: Any = None, timeout_s: float | None = None) -> Any:
+        """Receive it, an object.
+
+        Parameters
+        ----------
+        type, timeout_s
+            As for `Group.recv_object`.
+
+        Returns
+        -------
+        object
+            As for `Group.recv_object`.
+
+        Raises
+        ------
+        UsageError
+            It has been received already, or does not fit ``type``.
+        DTypeError
+            It is an array; the message is then lost.
+        """
+        calls = self._calls
+        seconds = calls._limit(timeout_s)
+        receive, unpacker = calls._receiving_object(self.status.source, self.status.tag, type)
+        self._receive(receive, seconds)
+        return calls._unpacked(receive, unpacker, None)
+
+    def _receive(self, receive: Receive, seconds: float) -> None:
+        letter, self._letter = self._letter, None
+        if letter is None:
+            raise UsageError(f"{self!r} can be received only once")
+        receive.letter = letter
+        self._calls._failing(self._calls._post.run, receive.what, (receive,), seconds)
+
+
+def _check_status(status: object) -> None:
+    if not isinstance(status, Status):
+        raise UsageError(f"status= must be a oneaccord.Status, such as status = oneaccord.Status(), not {status!r}")
+
+
+def _nothing() -> None:
+    return None
+
+
+def needs_tag(what: str) -> UsageError:
+    """Return the error of an argument that only messages with tags have."""
+    return UsageError(f"{what} needs a tag: give tag=, an integer from 0 on, to the send and to the receive")
