@@ -51,7 +51,7 @@ from oneaccord.errors import (
 if TYPE_CHECKING:
     from oneaccord.arrays.ops import Op, with_index
     from oneaccord.calls.post.messages import ANY, ANY_TAG
-    from oneaccord.calls.post.requests import Status
+    from oneaccord.calls.post.status import Status
     from oneaccord.calls.work import Work, as_completed, wait_all, wait_any, wait_some
     from oneaccord.engines.launching import Job, launch, launch_async
     from oneaccord.engines.ranks import Ranks
@@ -122,7 +122,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("ANY", "ANY_TAG"), "oneaccord.calls.post.messages"),
-    "Status": "oneaccord.calls.post.requests",
+    "Status": "oneaccord.calls.post.status",
     "DeviceMesh": "oneaccord.group.mesh",
     "Group": "oneaccord.group.group",
     "Op": "oneaccord.arrays.ops",

@@ -19,7 +19,7 @@ from oneaccord.errors import ClosedError, DeadlineError, UsageError
 if TYPE_CHECKING:
     import asyncio
 
-    from oneaccord.calls.post.requests import Status
+    from oneaccord.calls.post.status import Status
 
 __all__ = ["Work", "as_completed", "wait_all", "wait_any", "wait_some"]
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from oneaccord.arrays.memory import NOTHING, Array
 from oneaccord.calls.post.messages import ANY, AnyRank, AnyTag
-from oneaccord.calls.post.requests import Status
+from oneaccord.calls.post.status import Status
 from oneaccord.calls.work import Work
 from oneaccord.group.tagged import Mode, TaggedCalls, needs_tag
 

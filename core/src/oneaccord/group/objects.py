@@ -12,7 +12,7 @@ import numpy as np
 
 from oneaccord.arrays.memory import Array, new_array
 from oneaccord.calls.post.messages import ANY, AnyRank, AnyTag
-from oneaccord.calls.post.requests import Status
+from oneaccord.calls.post.status import Status
 from oneaccord.calls.request import CallSteps, Message, Operation, Request, SizeExchange
 from oneaccord.calls.work import Work
 from oneaccord.contract.header import CallSignature

@@ -14,10 +14,10 @@ from oneaccord.arrays.buffers import Give
 from oneaccord.arrays.libraries import DeviceArray
 from oneaccord.arrays.memory import NOTHING, Array, bytes_of, check_out, contiguous, copy_of
 from oneaccord.calls.arguments import tag_number
-from oneaccord.calls.post.envelopes import OBJECT, READY, SYNC
-from oneaccord.calls.post.matching import NO_RANK, NO_TAG
+from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG, OBJECT, READY, SYNC
 from oneaccord.calls.post.messages import ANY, ANY_TAG, AnyRank, AnyTag, Letter, Operation, Receive, Send
-from oneaccord.calls.post.requests import Persistent, Request, Status
+from oneaccord.calls.post.requests import Persistent, Request
+from oneaccord.calls.post.status import Status
 from oneaccord.calls.runner import Calls
 from oneaccord.calls.work import Work
 from oneaccord.contract.deadline import Deadline

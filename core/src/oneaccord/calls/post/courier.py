@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from oneaccord.calls.engine.waiting import Overdue
+from oneaccord.calls.post.messages import Operation
 from oneaccord.common.threads import Thread
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.runtime import Runtime
-
-if TYPE_CHECKING:
-    from oneaccord.calls.post.office import PostOffice
 
 __all__ = ["Courier"]
 
@@ -25,6 +24,31 @@ _LINGERS = 50
 """How many pauses without anything to do there are before the thread sleeps for good."""
 _DRIVES_S = 0.05
 _END_S = 1.0
+
+
+class Office(Protocol):
+    """What a courier does for its office; as `oneaccord.calls.post.office.PostOffice` has it."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def is_driven(self) -> bool: ...
+
+    def earliest(self) -> float: ...
+
+    def check(self) -> None: ...
+
+    def drive_in_background(self, limit: Deadline) -> bool: ...
+
+    def overdue(self) -> Operation | None: ...
+
+    def kept(self) -> list[Operation]: ...
+
+    def end(self, operation: Operation, error: BaseException) -> None: ...
 
 
 class Courier:
@@ -38,7 +62,7 @@ class Courier:
         The runtime of its threads.
     """
 
-    def __init__(self, office: PostOffice, runtime: Runtime) -> None:
+    def __init__(self, office: Office, runtime: Runtime) -> None:
         self._office = office
         self._runtime = runtime
         self._is_called = False

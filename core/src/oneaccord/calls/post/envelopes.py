@@ -33,6 +33,8 @@ __all__ = [
     "EAGER",
     "GO",
     "MET",
+    "NO_RANK",
+    "NO_TAG",
     "OBJECT",
     "READY",
     "RECORD",
@@ -49,6 +51,9 @@ RECORD = CallSignature("tagged_message")
 EAGER, ANNOUNCE, GO, DATA, MET = range(1, 6)
 OBJECT, SYNC, READY = 1, 2, 4
 """Flags: the bytes are an object; the sender waits for `MET`; the receive must be there."""
+
+NO_RANK, NO_TAG = -1, -1
+"""Stand for any rank and for any tag, in a receive."""
 
 _HEAD = struct.Struct("<IBBBBqQQHH4x")
 """Context, kind, flags, dtype, dimensions, tag, number, bytes, and the length of the fields of a structured dtype."""

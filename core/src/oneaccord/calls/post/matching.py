@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from oneaccord.calls.post.messages import Letter, Receive
+from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG
+from oneaccord.calls.post.messages import Letter, Receive
 
-__all__ = ["NO_RANK", "NO_TAG", "Matching"]
-
-NO_RANK, NO_TAG = -1, -1
-"""Stand for any rank and for any tag."""
+__all__ = ["Matching"]
 
 _Key = tuple[int, int, int]
 """The group, the rank of the world, and the tag."""

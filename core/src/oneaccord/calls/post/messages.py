@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
 from oneaccord.arrays.memory import Array, bytes_of, new_array
-from oneaccord.calls.post.envelopes import OBJECT, Envelope
-from oneaccord.calls.post.matching import NO_RANK, NO_TAG
+from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG, OBJECT, Envelope
 from oneaccord.errors import DTypeError, OneAccordError, OutOfMemoryError, SizeMismatchError
-
-if TYPE_CHECKING:
-    from oneaccord.calls.post.path import PostPath
-    from oneaccord.calls.post.requests import Request
 
 __all__ = ["ANY", "ANY_TAG", "BYTE", "AnyRank", "AnyTag", "Letter", "Operation", "Receive", "Send", "Wildcard"]
 
@@ -37,6 +32,20 @@ ANY_TAG: Final = Wildcard.TAG
 """As ``tag=``: a message with any tag."""
 AnyRank = Literal[Wildcard.RANK]
 AnyTag = Literal[Wildcard.TAG]
+
+
+class Handle(Protocol):
+    """What the caller has of an operation."""
+
+    def end(self) -> None:
+        """Take note that an operation of it has ended."""
+
+
+class Owner(Protocol):
+    """The group of an operation."""
+
+    def failure(self, operation: Operation, error: BaseException) -> BaseException:
+        """Return the error of an operation that ends with an exception of the office."""
 
 
 class Operation:
@@ -67,8 +76,8 @@ class Operation:
         self.context: int = context
         self.done: bool = False
         self.error: BaseException | None = None
-        self.request: Request[Any] | None = None
-        self.path: PostPath | None = None
+        self.request: Handle | None = None
+        self.path: Owner | None = None
         self.kept_by: dict[Operation, tuple[float, float]] | None = None
 
     def finish(self) -> None:

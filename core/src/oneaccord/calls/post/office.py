@@ -24,9 +24,22 @@ from oneaccord.calls.engine.waiting import Overdue, checked_wait
 from oneaccord.calls.messages.point_to_point import OPENING_BYTES
 from oneaccord.calls.post import envelopes
 from oneaccord.calls.post.courier import Courier
-from oneaccord.calls.post.envelopes import ANNOUNCE, DATA, EAGER, GO, MET, READY, SYNC, Envelope, answer, envelope, opened
+from oneaccord.calls.post.envelopes import (
+    ANNOUNCE,
+    DATA,
+    EAGER,
+    GO,
+    MET,
+    NO_RANK,
+    READY,
+    SYNC,
+    Envelope,
+    answer,
+    envelope,
+    opened,
+)
 from oneaccord.calls.post.lines import Body, Line, Tally
-from oneaccord.calls.post.matching import NO_RANK, Matching
+from oneaccord.calls.post.matching import Matching
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.contract.backend import Damaged, LinkLost, Transfer, Transport
 from oneaccord.contract.deadline import Deadline

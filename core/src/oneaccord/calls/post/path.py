@@ -13,7 +13,8 @@ from oneaccord.calls.order.call_sequence import CallSequence
 from oneaccord.calls.post.envelopes import RECORD
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.calls.post.office import NotReady, PostOffice
-from oneaccord.calls.post.requests import Cancelled, Request, Status
+from oneaccord.calls.post.requests import Cancelled, Request
+from oneaccord.calls.post.status import Status
 from oneaccord.config.plugins import PluginManager
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import POST_CHANNEL

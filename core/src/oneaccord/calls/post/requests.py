@@ -1,70 +1,36 @@
-"""What a program holds of a message with a tag: its status, the handle of a request, and a message that was taken but not received yet."""
+"""The handles of sends and receives with tags that a program waits for later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from oneaccord.calls.order.turns import Turns
-from oneaccord.calls.post.messages import ANY_TAG, AnyTag, Letter, Operation, Receive
+from oneaccord.calls.post.messages import Letter, Operation, Receive
+from oneaccord.calls.post.status import Status
 from oneaccord.calls.work import Work
 from oneaccord.contract.deadline import Deadline
 from oneaccord.errors import CommError, UsageError
 
-if TYPE_CHECKING:
-    from oneaccord.calls.post.path import PostPath
-
-__all__ = ["Persistent", "Request", "Status"]
+__all__ = ["Cancelled", "Persistent", "Request"]
 
 T = TypeVar("T")
 
 
-class Status:
-    """What is known of a message without its data.
+class Path(Protocol):
+    """The path of a group's messages, as far as a request needs it."""
 
-    ``Status()`` is empty. `Group.recv` and others fill the one that they are given as ``status=``.
+    def status_of(self, letter: Letter, status: Status | None = None) -> Status:
+        """Return what is known of a message."""
 
-    Attributes
-    ----------
-    source
-        The rank of the group that sent it; None if no rank did.
-    tag
-        Its tag.
-    count
-        The number of elements; 1 for an object.
-    nbytes
-        The size in bytes.
-    dtype, shape
-        Those of the array; None for an object.
-    """
+    def cancel(self, receive: Receive) -> bool:
+        """Take a receive back."""
 
-    __slots__ = ("count", "dtype", "nbytes", "shape", "source", "tag")
+    def poll(self, operations: Sequence[Operation]) -> None:
+        """Move what can be moved now."""
 
-    def __init__(self) -> None:
-        self.source: int | None = None
-        self.tag: int | AnyTag | None = ANY_TAG
-        self.count: int = 0
-        self.nbytes: int = 0
-        self.dtype: np.dtype[Any] | None = None
-        self.shape: tuple[int, ...] | None = None
-
-    def __repr__(self) -> str:
-        what = "an object" if self.dtype is None else f"{self.dtype}{list(self.shape or ())}"
-        if self.source is None:
-            return "<oneaccord.Status of no message>"
-        return f"<oneaccord.Status of {what} from rank {self.source} with tag {self.tag}, {self.nbytes} bytes>"
-
-    def fill(self, letter: Letter, source: int) -> None:
-        """Say what is known of a message; for core."""
-        self.source, self.tag, self.count = source, letter.tag, letter.count
-        self.nbytes, self.dtype = letter.nbytes, letter.dtype
-        self.shape = None if letter.is_object else letter.shape
-
-    def clear(self) -> None:
-        """Say that there is no message; for core."""
-        self.source, self.tag, self.count, self.nbytes, self.dtype, self.shape = None, ANY_TAG, 0, 0, None, None
+    def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None) -> None:
+        """Wait until some operations have ended, or until a deadline of the caller's."""
 
 
 class Request(Work[T], Generic[T]):
@@ -77,7 +43,7 @@ class Request(Work[T], Generic[T]):
 
     def __init__(
         self,
-        path: PostPath,
+        path: Path,
         operations: tuple[Operation, ...],
         turns: Turns,
         on_failure_seen: Callable[[], None],
