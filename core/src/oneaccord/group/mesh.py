@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from oneaccord.arrays.memory import Array
 from oneaccord.common.checks import whole
-from oneaccord.errors import InvalidRankError, InvalidWorldSizeError, UsageError
+from oneaccord.errors import InvalidRankError, InvalidWorldSizeError, SizeMismatchError, UsageError
 from oneaccord.group.group import Group
 
 __all__ = ["DeviceMesh"]
@@ -33,7 +34,7 @@ class DeviceMesh:
         The group that is laid out.
     shape
         The number of ranks along each axis. One of them may be -1: it becomes the number of ranks divided by the product of the
-        others.
+        others. ``"auto"`` makes a grid whose axes are as equally long as possible, the longest first: of as many axes as there are ``names``, or two.
     names
         The name of each axis, unique; by default ``"axis0"``, ``"axis1"`` and so on. All methods take an axis by name, or by
         number, which may count from the end.
@@ -72,7 +73,7 @@ class DeviceMesh:
     def __init__(
         self,
         group: Group,
-        shape: Sequence[int],
+        shape: Sequence[int] | Literal["auto"],
         names: Sequence[str] | None = None,
         *,
         periodic: bool | Sequence[bool] = False,
@@ -81,6 +82,8 @@ class DeviceMesh:
         if not isinstance(group, Group):
             raise UsageError(f"a mesh is made of a group, such as oa.init() returns, not of a {type(group).__name__}")
         self.parent: Group = group
+        if isinstance(shape, str) and shape == "auto":
+            shape = _balanced(group.world_size, 2 if names is None else max(1, len(names)))
         self.shape: tuple[int, ...] = _checked_shape(shape, group.world_size)
         self.names: tuple[str, ...] = _checked_names(names, len(self.shape))
         self.ndim: int = len(self.shape)
@@ -235,6 +238,68 @@ class DeviceMesh:
 
         return at(place - distance), at(place + distance)
 
+    @property
+    def neighbors(self) -> tuple[int | None, ...]:
+        """The ranks of ``parent`` next to this one: for each axis the one before and the one after; None beyond an end."""
+        found: list[int | None] = []
+        for axis in range(self.ndim):
+            for place in self.shift(axis):
+                coordinates = list(self.coordinates)
+                if place is not None:
+                    coordinates[axis] = place
+                found.append(None if place is None else self.rank_at(*coordinates))
+        return tuple(found)
+
+    def neighbor_all_gather(self, array: npt.ArrayLike, *, timeout_s: float | None = None) -> list[Array | None]:
+        """Give an array to each neighbour, and return theirs. Every rank of the mesh must call it.
+
+        Parameters
+        ----------
+        array
+            This rank's array; those of the ranks may differ in shape and dtype.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        list of ndarray or None
+            In the order of `neighbors`; None where there is none.
+        """
+        return self._exchange([array] * (2 * self.ndim), "neighbor_all_gather", timeout_s)
+
+    def neighbor_all_to_all(self, arrays: Sequence[npt.ArrayLike], *, timeout_s: float | None = None) -> list[Array | None]:
+        """Give each neighbour an array of its own, and return those that they give to this rank. Every rank of the mesh must call it.
+
+        Parameters
+        ----------
+        arrays
+            An array for each of `neighbors`, in their order; what stands where there is none is ignored.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        list of ndarray or None
+            In the order of `neighbors`; None where there is none.
+
+        Raises
+        ------
+        SizeMismatchError
+            ``arrays`` does not have one entry for each neighbour.
+        """
+        given = list(arrays)
+        if len(given) != 2 * self.ndim:
+            raise SizeMismatchError(
+                f"neighbor_all_to_all takes {2 * self.ndim} arrays, for the neighbours before and after along each axis, not {len(given)}"
+            )
+        return self._exchange(given, "neighbor_all_to_all", timeout_s)
+
+    def _exchange(self, arrays: list[Any], name: str, timeout_s: float | None) -> list[Array | None]:
+        # What goes to the rank before comes to it from the rank after.
+        tags = [place ^ 1 for place in range(2 * self.ndim)]
+        given = [0 if peer is None else array for array, peer in zip(arrays, self.neighbors, strict=True)]
+        return self.parent._exchange_neighbors(given, list(self.neighbors), tags, name, timeout_s)
+
     def coordinates_of(self, rank: int) -> tuple[int, ...]:
         """Return the coordinates of a rank: one number for each axis.
 
@@ -346,6 +411,26 @@ def _same_on_all(group: Group, mine: str, what: str, timeout_s: float | None) ->
     if len(set(given)) > 1:
         stories = "".join(f"\n  rank {rank}: {story}" for rank, story in enumerate(given))
         raise UsageError(f"the ranks made different meshes; every rank must give the same {what}:{stories}", rank=group.rank)
+
+
+def _balanced(places: int, ndim: int) -> tuple[int, ...]:
+    """Return the most equal extents whose product is ``places``, the longest first."""
+    best: tuple[int, ...] = (places,) + (1,) * (ndim - 1)
+
+    def extend(extents: tuple[int, ...], left: int) -> None:
+        nonlocal best
+        if len(extents) == ndim - 1:
+            found = (left, *extents)
+            if left >= extents[0] if extents else True:
+                best = min(best, found, key=lambda each: (each[0] - each[-1], each))
+            return
+        least = 1 if not extents else extents[0]
+        for extent in range(least, math.isqrt(left) + 1):
+            if left % extent == 0:
+                extend((extent, *extents), left // extent)
+
+    extend((), places)
+    return best
 
 
 def _checked_shape(shape: Any, world_size: int) -> tuple[int, ...]:

@@ -34,6 +34,8 @@ T = TypeVar("T")
 Mode = Literal["standard", "sync", "ready", "buffered"]
 _FLAGS = {"standard": 0, "sync": SYNC, "ready": READY, "buffered": 0}
 _BYTES = np.dtype(np.uint8)
+_NEIGHBORS = 1 << 31
+"""Distinguishes the messages of a mesh from those of the program, in the same group."""
 
 
 class Words:
@@ -389,6 +391,28 @@ class TaggedCalls(Calls):
             what = " and ".join(str(each.what) for each in operations) if len(operations) > 1 else operations[0].what
             self._failing(self._post.run, what, operations, seconds, 0 if send is None else len(send.data))
         return make()
+
+    def _exchange_neighbors(
+        self, arrays: list[Any], peers: list[int | None], tags: list[int], name: str, timeout_s: float | None
+    ) -> list[Array | None]:
+        """Send an array with a tag to each peer, and receive one with the tag of its place from each; None stands for no rank."""
+        seconds, members = self._limit(timeout_s), self._members
+        context = members.number | _NEIGHBORS
+        sends: list[Operation] = []
+        receives: list[Receive | None] = []
+        for place, (array, peer, tag) in enumerate(zip(arrays, peers, tags, strict=True)):
+            send = self._tagged_send(array, peer, tag, "standard")
+            receive = None
+            if send is not None and peer is not None:
+                send.context, send.what = context, _words(name, "to", send.peer, tag)
+                rank = members.ranks[peer]
+                receive = Receive(_words(name, "from", rank, place), context, rank, place, None, ())
+                sends.append(send)
+            receives.append(receive)
+        operations = [*(each for each in receives if each is not None), *sends]
+        if operations:
+            self._failing(self._post.run, name, operations, seconds)
+        return [None if each is None else each.array for each in receives]
 
     # The common part
 
