@@ -54,13 +54,3 @@ def test_neighbors_exchange_along_each_axis(world, shape, periodic):
                 mesh.neighbor_all_to_all([1])
 
     world(program, 6)
-
-
-def test_split_hosts_groups_the_ranks_of_a_host():
-    def program(group: Group) -> tuple[int, ...]:
-        with group.split_hosts() as host:
-            return host.ranks
-
-    done = run(program, 4, network="fat-tree")
-    per_host = len(done.results[0])
-    assert done.results == [tuple(range(rank // per_host * per_host, (rank // per_host + 1) * per_host)) for rank in range(4)]

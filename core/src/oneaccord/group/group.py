@@ -334,23 +334,6 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         place = sorted({other for other, _ in wishes if other is not None}).index(color)
         return self._child(number + place, tuple(self._members.ranks[rank] for _, rank in chosen), deadline)
 
-    def split_hosts(self, *, timeout_s: float | None = None) -> Group:
-        """Make a group of the ranks of each host, in the order of this group. Every rank must call it.
-
-        Parameters
-        ----------
-        timeout_s
-            Seconds that the call may last.
-
-        Returns
-        -------
-        Group
-            The new group that this rank belongs to, as for `split`.
-        """
-        made = self.split(self._job.hosts[self._job.rank], timeout_s=timeout_s)
-        assert made is not None
-        return made
-
     def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> Group | None:
         """Make a group of these ranks, in this order. All of them must call it; the other ranks may.
 
