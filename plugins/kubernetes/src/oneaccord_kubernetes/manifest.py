@@ -67,7 +67,9 @@ class Manifest:
     """
 
     def __init__(self, config: KubernetesConfig, ask: Ask, job: WholeJob) -> None:
-        self.hosts, self.per_host = hosts_of(ask, config)
+        hosts, per_host = hosts_of(ask, config)
+        self.hosts: int = hosts
+        self.per_host: int = per_host
         self.name: str = config.name or f"oneaccord-{secrets.token_hex(4)}"
         self._config, self._job = config, job
         longest = len(f"{self._hosts_prefix()}{self.hosts - 1}-xxxxx")  # Kubernetes makes the pod's name of it
