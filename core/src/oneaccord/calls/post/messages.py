@@ -59,6 +59,8 @@ class Operation:
         Whether it has ended, well or badly.
     error
         Why it ended badly.
+    has_begun
+        Whether it has begun on the short way.
     request
         The handle that the caller has of it; None if the caller waits.
     context
@@ -69,12 +71,13 @@ class Operation:
         The operations for which the office drives although no thread may wait; None if this is none of them.
     """
 
-    __slots__ = ("context", "done", "error", "kept_by", "path", "request", "what")
+    __slots__ = ("context", "done", "error", "has_begun", "kept_by", "path", "request", "what")
 
     def __init__(self, what: object, context: int) -> None:
         self.what: object = what
         self.context: int = context
         self.done: bool = False
+        self.has_begun: bool = False
         self.error: BaseException | None = None
         self.request: Handle | None = None
         self.path: Owner | None = None
@@ -95,6 +98,11 @@ class Operation:
     @property
     def is_any(self) -> bool:
         """Whether any of several ranks could end it."""
+        return False
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is a receive that has met its message already."""
         return False
 
 
@@ -261,6 +269,11 @@ class Receive(Operation):
         """Whether any of several ranks could send the message."""
         return self.letter is None and self.key[1] == NO_RANK
 
+    @property
+    def is_met(self) -> bool:
+        """Whether it has met its message already."""
+        return self.letter is not None
+
     def awaits(self) -> list[int]:
         """Return its sender, or all that it may come from."""
         if self.letter is not None:
@@ -304,23 +317,22 @@ class Receive(Operation):
 
     def _problem(self, letter: Letter) -> OneAccordError | None:
         """Return why it cannot take a message that it has met."""
-        sent = f"{self.what}: rank {letter.source} sent {letter} with tag {letter.tag}"
-        if letter.is_object != self.is_object:
-            other = "recv_object" if letter.is_object else "recv"
-            return DTypeError(f"{sent}: receive it with {other}; the message is lost", peer=letter.source)
-        if letter.words:
-            return DTypeError(f"{sent}, but this rank cannot make such an array: pip install ml_dtypes", peer=letter.source)
-        if self.out is None or letter.is_object:
+        out, is_object = self.out, bool(letter.flags & OBJECT)
+        fits = out is None or is_object or (out.dtype == letter.dtype and out.nbytes >= letter.nbytes)
+        if fits and is_object is self.is_object and not letter.words:
             return None
-        if self.out.dtype != letter.dtype:
+        sent = f"{self.what}: rank {letter.source} sent {letter} with tag {letter.tag}"
+        if is_object is not self.is_object:
+            other = "recv_object" if is_object else "recv"
+            return DTypeError(f"{sent}: receive it with {other}; the message is lost", peer=letter.source)
+        if letter.words or out is None:
+            return DTypeError(f"{sent}, but this rank cannot make such an array: pip install ml_dtypes", peer=letter.source)
+        if out.dtype != letter.dtype:
             return DTypeError(
-                f"{sent}, but out= is {self.out.dtype}{list(self.out.shape)}: give an out= of that dtype; the message is lost",
+                f"{sent}, but out= is {out.dtype}{list(out.shape)}: give an out= of that dtype; the message is lost",
                 peer=letter.source,
             )
-        if self.out.nbytes < letter.nbytes:
-            return SizeMismatchError(
-                f"{sent}, of {letter.count} elements, but out= has room for {self.out.size}: give a larger one, or leave it out; the "
-                "message is lost",
-                peer=letter.source,
-            )
-        return None
+        return SizeMismatchError(
+            f"{sent}, of {letter.count} elements, but out= has room for {out.size}: give a larger one, or leave it out; the message is lost",
+            peer=letter.source,
+        )
