@@ -256,3 +256,28 @@ def test_a_plugin_that_raises_when_it_is_asked_ends_the_call_in_words(plugin: Pl
     plugin.requests = Clumsy()
     with pytest.raises(oa.PluginError, match=r"ValueError.*no such table.*all_reduce on the backend 'table'"):
         alone.all_reduce(np.ones(1))
+
+
+@pytest.mark.parametrize("backend", ["shm", "simulated"])
+def test_observers_see_sends_and_receives(plugin: Plugin, backend: str) -> None:
+    def program(group: Group) -> None:
+        for _ in range(2):  # the second time, a call that was made before
+            if group.rank == 0:
+                group.send(np.zeros(3), 1)
+                group.send(np.zeros(4, np.int16), 1, tag=5)
+                group.send_object([1], 1, tag=6)
+            else:
+                group.recv(0)
+                group.recv(oa.ANY, tag=5)
+                group.recv_object(0, tag=6)
+
+    assert thread_world(program, 2, backend, timeout_s=30) == [None, None]
+    assert len(plugin.events) == 24
+    finished = [event for event in plugin.events if event.finished_ns is not None]
+    assert {event.error for event in finished} == {None}
+    seen = [(event.rank, event.operation, event.nbytes, event.dtype, event.call) for event in finished]
+    assert seen.count((0, "send", 24, "float64", "send to rank 1")) == 2
+    assert seen.count((1, "recv", 24, "float64", "recv from rank 0")) == 2
+    assert seen.count((0, "send", 8, "int16", "send to rank 1, tag 5")) == 2
+    assert seen.count((1, "recv", 8, "int16", "recv from any rank, tag 5")) == 2
+    assert seen.count((1, "recv_object", 2, "", "recv_object from rank 0, tag 6")) == 2

@@ -40,8 +40,9 @@ def _any_source(group: Group) -> None:
     rank, size = group.rank, group.world_size
     for count in (3, _LONG):
         if rank:
-            group.send(np.full(count, rank), 0, tag=rank)
+            first = group.send_async(np.full(count, rank), 0, tag=rank)
             group.send(np.full(count, -rank), 0, tag=size)
+            first.wait()
         else:
             status, found = oa.Status(), []
             for _ in range(1, size):

@@ -121,7 +121,7 @@ class Paths:
         self.call_sequence: CallSequence = CallSequence(job, members, plugins, self.native)
         self.fast: dict[Hashable, Fast] = {}
         self.host: HostPath = HostPath(job, members, self.call_sequence, plugins, selector)
-        self.messages: MessagePath = MessagePath(job, members, self.call_sequence)
+        self.messages: MessagePath = MessagePath(job, members, self.call_sequence, plugins)
         self.post: PostPath = PostPath(job, members, self.call_sequence, plugins)
         self.staged: StagedPath | None = None
         if job.backend is not None and "cuda" not in job.backend.memory:

@@ -128,9 +128,9 @@ def oneaccord_register_algorithms() -> Sequence[Algorithm]:
 
 @hookspec
 def oneaccord_collective_started(event: OperationEvent) -> None:
-    """See a collective start, on the thread that runs it: that of the caller, or one of core's for a call in the background.
+    """See a collective start, or a call that sends or receives, on the thread that runs it: that of the caller, or one of core's for a call in the background.
 
-    Called once per collective of this rank, of all groups, never per message; at the same time in several threads if groups, or ranks that are
+    Called once per call of this rank, of all groups, never per message of a collective, and not for requests with tags; at the same time in several threads if groups, or ranks that are
     threads, work at once. The operation waits for the observer: it must be quick, and it must not call a group.
 
     Parameters

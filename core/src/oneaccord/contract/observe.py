@@ -1,4 +1,4 @@
-"""The facts about a collective that an observer gets."""
+"""The facts about a collective or a message that an observer gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["OperationEvent"]
 
 @dataclass(frozen=True, slots=True)
 class OperationEvent:
-    """One collective, as one rank sees it.
+    """One collective, or one call that sends or receives a message, as one rank sees it.
 
     Attributes
     ----------
@@ -18,21 +18,23 @@ class OperationEvent:
     rank
         The rank that reports, counted in that group.
     operation
-        The operation's name, such as ``"all_reduce"``.
+        The operation's name, such as ``"all_reduce"`` or ``"send"``.
     sequence
-        The number of the operation in its group, counted from 0.
+        The number of the operation in its group, counted from 0; of a message, its number among those of this rank, from 1.
     algorithm
-        The algorithm that runs it, or the backend's name for a native collective.
+        The algorithm that runs it, or the backend's name for a native collective; empty for a message.
     nbytes
-        The size of this rank's array in bytes; 0 for a barrier.
+        The size of this rank's array in bytes; 0 for a barrier, and for a receive that has not ended.
     dtype
-        The name of the dtype, such as ``"float32"``; empty for a barrier.
+        The name of the dtype, such as ``"float32"``; empty for a barrier and for an object.
     started_ns
         When it started: `time.monotonic_ns`, comparable on one host only.
     finished_ns
         When it finished, on the same clock; None while it runs.
     error
         The exception that ended it; None while it runs and when it succeeded.
+    call
+        A message's call in words, such as ``"recv from any rank, tag 3"``; empty for a collective.
     """
 
     group: str
@@ -45,3 +47,4 @@ class OperationEvent:
     started_ns: int
     finished_ns: int | None = None
     error: BaseException | None = None
+    call: str = ""

@@ -17,10 +17,12 @@ from oneaccord.calls.engine.adapter import mailbox_of
 from oneaccord.calls.engine.waiting import StallCallback
 from oneaccord.calls.failures import guarded
 from oneaccord.calls.messages.fast import CachedExchange, CachedRecv, CachedSend, End
+from oneaccord.calls.messages.observed import observe
 from oneaccord.calls.messages.point_to_point import AT_BEGINNING, OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
 from oneaccord.calls.order.call_sequence import CallSequence, Direction
 from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.request import ARRAY, Message
+from oneaccord.config.plugins import PluginManager
 from oneaccord.contract.backend import Mailbox, Transport
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import CallSignature
@@ -36,11 +38,12 @@ class MessagePath:
 
     Parameters
     ----------
-    job, members, call_sequence
-        The job, the members of the group, and its call sequence.
+    job, members, call_sequence, plugins
+        The job, the members of the group, its call sequence, and the plugins that may observe.
     """
 
-    def __init__(self, job: Job, members: Members, call_sequence: CallSequence) -> None:
+    def __init__(self, job: Job, members: Members, call_sequence: CallSequence, plugins: PluginManager) -> None:
+        self._plugins = plugins
         self.job: Job = job
         self.members: Members = members
         self.call_sequence: CallSequence = call_sequence
@@ -80,8 +83,23 @@ class MessagePath:
         def action() -> None:
             self._carry(outgoing, incoming, what, deadline, None if job.runtime.is_simulated else report_wait)
 
-        try:
+        def call() -> None:
             guarded(job, members, record.sequence, signature, deadline, action, what)
+
+        if not self._plugins.settled:
+            self._plugins.load_extensions()
+        try:
+            if self._plugins.observed:
+                is_array = signature is ARRAY
+                sent = (0, None) if outgoing is None else (outgoing.nbytes, outgoing.dtype if is_array else None)
+
+                def came() -> tuple[int, np.dtype[Any] | None] | None:
+                    array = None if incoming is None else incoming.array
+                    return None if array is None else (array.nbytes, array.dtype if is_array else None)
+
+                observe(self._plugins, job.runtime, members, what, record.sequence, sent, came, call)
+            else:
+                call()
         finally:
             if outgoing is None and incoming is not None and incoming.array is not None:
                 record.nbytes = incoming.array.nbytes

@@ -145,6 +145,11 @@ class Outgoing:
         """The size of the array in bytes."""
         return self._array.nbytes
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the array."""
+        return self._array.dtype
+
     def open(self, opening: memoryview) -> memoryview:
         """Write the opening; return the rest of the array."""
         array, start = self._array, TAG_BYTES

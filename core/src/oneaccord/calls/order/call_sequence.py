@@ -79,7 +79,7 @@ class Direction(Turns):
 
     def enter(self, what: object) -> int:
         """Begin a message now: its turn, and its number, which is returned; -1 if it must take the slow path."""
-        if not (self._call_sequence.is_usable and self.counters.take()):
+        if not self._call_sequence.is_usable or self._call_sequence.observed or not self.counters.take():
             return -1
         try:
             return self.counters.begin(what)
@@ -170,6 +170,11 @@ class CallSequence(Turns):
         """Whether calls may be made; if not, `check` says why."""
         job = self._job
         return not (job.closed or self._control.verdict or self._number in job.closed_groups)
+
+    @property
+    def observed(self) -> bool:
+        """Whether there are observers, which must see every call."""
+        return self._plugins.observed
 
     def check(self, operation: object = None, sequence: int | None = None) -> None:
         """Refuse a call, the operation ``str(operation)`` #``sequence``, on a group that is closed or whose job has failed.

@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from oneaccord.calls.engine.waiting import Overdue
 from oneaccord.calls.failures import again, guarded
+from oneaccord.calls.messages.observed import observe
 from oneaccord.calls.order.call_sequence import CallSequence
 from oneaccord.calls.post.envelopes import RECORD
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
@@ -93,14 +96,24 @@ class PostPath:
         """
         one = operations[0]
         begin: Callable[[], None] = partial(self._begin_all, operations)
-        if len(operations) == 1 and not self._runtime.is_simulated and self._office is not None:
+        if not self._plugins.settled:
+            self._plugins.load_extensions()
+        if self._plugins.observed:
+            sends = [each for each in operations if isinstance(each, Send)]
+            sent = (nbytes, sends[0].dtype if sends else None)
+            call = partial(self._call, what, begin, operations, timeout_s, nbytes)
+            number = self._call_sequence.messages + 1
+            observe(self._plugins, self._runtime, self._members, what, number, sent, partial(_came, operations), call)
+        elif len(operations) == 1 and not self._runtime.is_simulated and self._office is not None:
             if self._pass_through(what, one):
                 if one.error is not None:
                     raise one.error
                 return
             if one.has_begun:
                 begin = _nothing
-        self._call(what, begin, operations, timeout_s, nbytes)
+            self._call(what, begin, operations, timeout_s, nbytes)
+        else:
+            self._call(what, begin, operations, timeout_s, nbytes)
         for each in operations:
             if each.error is not None:
                 raise each.error
@@ -414,6 +427,12 @@ class PostPath:
         wait = self._wait(record, operations)
         if wait.awaiting:
             self._job.control.report_wait(record, wait)
+
+
+def _came(operations: Sequence[Operation]) -> tuple[int, np.dtype[Any] | None] | None:
+    """Return the size and dtype of what a receive has received."""
+    letters = [each.letter for each in operations if isinstance(each, Receive) and each.letter is not None]
+    return (letters[0].nbytes, letters[0].dtype) if letters else None
 
 
 def _nothing() -> None:
