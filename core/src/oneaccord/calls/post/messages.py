@@ -255,6 +255,7 @@ class Receive(Operation):
         is_object: bool = False,
     ) -> None:
         super().__init__(what, context)
+        self.error: BaseException | None = None
         self.key: tuple[int, int, int] = (context, source, tag)
         self.out: Array | None = out
         self.is_object: bool = is_object

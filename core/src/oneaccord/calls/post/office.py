@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from threading import get_ident
 
@@ -81,7 +82,7 @@ class PostOffice:
     """
 
     def __init__(self, job: Job) -> None:
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager[bool] = threading.RLock()
         self.matching: Matching = Matching()
         self._job = job
         self._rank = job.rank
