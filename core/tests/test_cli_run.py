@@ -17,7 +17,7 @@ from oneaccord.errors import UsageError
 from oneaccord.local import counting, starting
 from oneaccord.local.launching import Launch
 
-Started = list[tuple[Launch, dict[str, str | None]]]
+Started = list[tuple[Launch, dict[str, str | list[str] | None]]]
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The jobs that would have been started, each with the options that are for the ranks."""
     jobs: Started = []
 
-    def start(job: Launch, **choices: str | None) -> int:
-        jobs.append((job, {name: value for name, value in choices.items() if value is not None}))
+    def start(job: Launch, **choices: str | list[str] | None) -> int:
+        jobs.append((job, {name: value for name, value in choices.items() if value not in (None, [])}))
         return 7
 
     monkeypatch.setattr(starting, "start", start)
@@ -60,10 +60,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
             {"backend": "tcp", "config": "f.toml", "record": "-d"},
         ),
         (["-n", "auto", "s.py"], Launch("s.py"), {"is_auto": True}),
+        (["--env", "A=1", "--env=B", "s.py"], Launch("s.py"), {"variables": ["A=1", "B"]}),
         (["--stdin", "all", "--log-dir", "d", "s.py"], Launch("s.py", stdin="all", log_dir="d"), {}),
     ],
 )
-def test_words_of_run_describe_this_job(started: Started, given: list[str], job: Launch, choices: dict[str, str]):
+def test_words_of_run_describe_this_job(started: Started, given: list[str], job: Launch, choices: dict[str, object]):
     assert main(["run", *given]) == 7
     assert started == [(job, choices)]
 
@@ -104,7 +105,7 @@ def test_the_help_of_run_groups_its_options(capsys, monkeypatch: pytest.MonkeyPa
     [
         (["-np", "4", "h.py"], "has no option -np; write -n NUMBER"),
         (["-mca", "btl", "tcp", "h.py"], "has no option -mca; it is mpirun's"),
-        (["-x", "A", "h.py"], "has no option -x; leave it out"),
+        (["-x", "A", "h.py"], "has no option -x; write --env NAME=VALUE"),
         (["--backend", "tcp", "--nproc-per-node=4", "h.py"], "has no option --nproc-per-node; write -n NUMBER"),
         (["--nproc_per_node", "4", "h.py"], "has no option --nproc_per_node; write -n NUMBER"),
         (["--node_rank", "1", "h.py"], "has no option --node_rank; write --node-rank"),
