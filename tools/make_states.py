@@ -1,4 +1,4 @@
-"""Write the states of the control plane into docs/guides/elastic.md, as its two tables have them: those of the store, and those of a rank.
+"""Write the states of the control plane, of the store and of a rank, into docs/explanation/control-plane-states.md.
 
 Usage: python tools/make_states.py [--check]
 
@@ -18,7 +18,7 @@ from oneaccord.control import client_states, store_states
 from oneaccord.control.store_states import State
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "guides" / "elastic.md"
+PAGE = ROOT / "docs" / "explanation" / "control-plane-states.md"
 BEGIN, END = "<!-- made by tools/make_states.py: {} -->", "<!-- end -->"
 GROUPS: dict[Flag, str] = {
     ~State(0): "any",
@@ -93,7 +93,7 @@ def main() -> int:
     text = PAGE.read_text(encoding="utf-8")
     if parser.parse_args().check:
         if page(text) != text:
-            print("docs/guides/elastic.md is not current: run `python tools/make_states.py`", file=sys.stderr)
+            print("docs/explanation/control-plane-states.md is not current: run `python tools/make_states.py`", file=sys.stderr)
             return 1
         return 0
     PAGE.write_text(page(text), encoding="utf-8")

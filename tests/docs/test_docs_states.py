@@ -1,4 +1,4 @@
-"""The page on elastic jobs has the states of the control plane's tables."""
+"""The page on the states of the control plane has those of its tables."""
 
 from __future__ import annotations
 
