@@ -9,9 +9,11 @@ import time
 
 import numpy as np
 import pytest
+from support.worlds import must, thread_world
 
 import oneaccord as oa
-from oneaccord.api import Group
+from oneaccord.api import Group, Transport
+from oneaccord_shm.backend import ShmTransport
 
 LONG = 200_000
 """Elements of a message that no backend sends before its receive is known."""
@@ -618,3 +620,32 @@ def test_random_traffic_ends_as_mpi_says(world, seed):
             assert numbers == sent
 
     world(program, 3)
+
+
+def test_transports_without_poll_and_interrupt_serve_as_well(monkeypatch):
+    monkeypatch.setattr(ShmTransport, "poll", Transport.poll)
+    monkeypatch.setattr(ShmTransport, "interrupt", Transport.interrupt)
+
+    def program(group: Group) -> None:
+        other, errors = 1 - group.rank, []
+
+        def talk(tag: int) -> None:
+            try:
+                for turn in range(10):
+                    assert group.iprobe(tag=99) is None
+                    if (tag + group.rank) % 2:
+                        group.send(np.full(SIZES[turn % len(SIZES)] + 1, turn), other, tag=tag)
+                    assert group.recv(oa.ANY, tag=tag)[0] == turn
+                    if not (tag + group.rank) % 2:
+                        group.send_async(np.full(SIZES[turn % len(SIZES)] + 1, turn), other, tag=tag).wait()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=talk, args=(tag,)) for tag in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+
+    must(thread_world(program, 2, "shm"))
