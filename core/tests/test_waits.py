@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oneaccord.contract.header import POST_CHANNEL
 from oneaccord.control.protocol import Progress, Stalled, Wait
 from oneaccord.control.protocol import Testimony as Answer  # pytest takes what begins with Test for a test
 from oneaccord.control.waits import behind_whom, circle, still_owed, unread
@@ -528,3 +529,43 @@ def test_circle_ends_at_a_rank_that_may_continue_without_asking_for_others() -> 
 
     assert circle(stalls, 5, owes) == []
     assert len(asked) <= size
+
+
+def any_of(
+    peers: list[int], *, sent: dict[int, int] | None = None, received: dict[int, int] | None = None, quiet: bool = True
+) -> Stalled:
+    """Return the report of a rank that waits for a message with a tag from any of some ranks."""
+    counts = received or {}
+    wait = Wait(
+        POST_CHANNEL,
+        1,
+        "recv from any rank",
+        b"",
+        peers,
+        [(peer, False, counts.get(peer, 0)) for peer in peers],
+        [],
+        is_any=True,
+        taken={peer: (sent or {}).get(peer, 0) for peer in peers},
+    )
+    return Stalled(wait, [wait], Progress({}, {POST_CHANNEL: sent or {}}, {POST_CHANNEL: counts}), quiet)
+
+
+def test_circle_of_wildcards_needs_every_sender_to_be_stuck() -> None:
+    stalls = {0: any_of([1, 2]), 1: any_of([0, 2]), 2: any_of([0, 1])}
+    assert set(circle(stalls, 0)) <= {0, 1, 2}
+    assert circle(stalls, 0)
+    assert circle({0: stalls[0], 1: stalls[1]}, 0) == []
+    assert circle({**stalls, 2: any_of([0, 1], quiet=False)}, 0) == []
+
+
+def test_circle_of_wildcards_counts_those_that_have_left() -> None:
+    stalls = {0: any_of([1, 2]), 1: any_of([0, 2])}
+    assert circle(stalls, 0, left={2: Progress({}, {}, {})})
+    assert circle(stalls, 0, left={2: Progress({}, {POST_CHANNEL: {0: 1}}, {})}) == []
+
+
+def test_circle_waits_for_answers_that_are_on_their_way() -> None:
+    asked = {0: any_of([1], sent={1: 1}), 1: any_of([0])}
+    assert circle(asked, 0) == []  # rank 1 has not taken what rank 0 sent: it may answer
+    assert circle({0: any_of([1], sent={1: 1}), 1: any_of([0], received={0: 1})}, 0)
+    assert circle({0: any_of([1], sent={1: 1}), 1: recv(0)}, 0)  # rank 1 answers nothing in a call without tags
