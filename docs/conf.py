@@ -19,8 +19,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
     "sphinx_design",
+    "diagrams",  # _site/diagrams.py: pictures of the diagrams that are written in Mermaid
     "generated",  # _site/generated.py: what is made from the code
-    "outside",  # _site/outside.py: links to files outside docs/
+    "outside",  # _site/outside.py: links to files outside docs/, and to names
+    "texts",  # _site/texts.py: the words around a search result
 ]
 # Lists of tests are for those who work on the repository, who read them there.
 exclude_patterns = ["_site", "measured/removed-tests-*.md"]
@@ -53,11 +55,11 @@ html_theme = "pydata_sphinx_theme"
 html_title = "oneaccord"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sourcelink = False
-html_show_search_summary = False  # to show it, the search fetches pages, which a browser forbids without a server
 html_context = {"default_mode": "auto"}
-html_sidebars = {"index": [], "faq": [], "glossary": [], "coming-from": []}
+html_sidebars = {"**": ["sidebar-nav-bs"], "index": [], "coming-from": []}
 html_theme_options = {
     "logo": {"text": f"oneaccord {version}", "alt_text": "oneaccord: first page"},
     "search_as_you_type": True,

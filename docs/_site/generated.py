@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
-from pygments.lexers.special import TextLexer
 from sphinx.ext.autodoc.mock import mock
 
 MARK: Final = re.compile(r"^<!-- generated: ([\w.-]+) -->$", re.MULTILINE)
@@ -351,7 +350,6 @@ def find_public(app: Any, _env: Any, node: Any, content: Any) -> Any:
 
 def setup(app: Any) -> dict[str, bool]:
     """Connect to Sphinx."""
-    app.add_lexer("mermaid", TextLexer)
     app.connect("builder-inited", show_public_paths)
     app.connect("source-read", fill)
     app.connect("autodoc-skip-member", leave_out)

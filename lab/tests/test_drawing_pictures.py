@@ -68,7 +68,7 @@ def test_a_picture_that_is_missing_changed_or_of_nothing_is_named(
 def test_every_algorithm_is_described_with_its_picture_cost_and_order(algorithm: Algorithm) -> None:
     text = sections()[algorithm.collective.value, algorithm.name]
 
-    assert f"(pictures/{algorithm.name}_{algorithm.collective.value}.svg)" in text
+    assert f"(../pictures/{algorithm.name}_{algorithm.collective.value}.svg)" in text
     for part in ("- Cost: ", "- Chosen: ", "- Paper: "):
         assert part in text
     order = "canonical" if algorithm.canonical else "of ranks" if algorithm.ordered else "its own"
@@ -88,5 +88,5 @@ def test_no_algorithm_is_described_that_is_not_there() -> None:
 
 
 def test_every_picture_that_the_page_shows_is_there() -> None:
-    shown = re.findall(r"\((pictures/[^)]+)\)", PAGE.read_text(encoding="utf-8"))
+    shown = re.findall(r"\((../pictures/[^)]+)\)", PAGE.read_text(encoding="utf-8"))
     assert [path for path in shown if not (PAGE.parent / path).exists()] == []

@@ -1,4 +1,4 @@
-"""docs/gallery.md: each program runs as the page shows and prints what it shows, and has a picture with a text."""
+"""docs/guides/gallery.md: each program runs as the page shows and prints what it shows, and has a picture with a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SECTIONS = re.split(r"^(?=## )", (DOCS / "gallery.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+SECTIONS = re.split(r"^(?=## )", (DOCS / "guides" / "gallery.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
 NAMES = [re.search(r"pictures/gallery/(\w+)\.svg", section)[1] for section in SECTIONS]
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?"
 
@@ -56,6 +56,6 @@ def test_a_picture_is_small_and_says_what_it_shows(name):
     assert path.stat().st_size < 30_000
     picture = ET.fromstring(path.read_text(encoding="utf-8"))
     assert all(picture.findtext(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "desc"))
-    text = re.search(rf"!\[(.+)\]\(pictures/gallery/{name}\.svg\)", "".join(SECTIONS))
+    text = re.search(rf"!\[(.+)\]\(\.\./pictures/gallery/{name}\.svg\)", "".join(SECTIONS))
     assert text is not None
     assert len(text[1]) > 40

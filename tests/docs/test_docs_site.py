@@ -1,0 +1,177 @@
+"""The site, as a browser shows it from a folder, at the width of a phone and of a laptop: `make test-docs-site` builds it and runs this.
+
+No page asks another host for anything, writes an error to the console, or scrolls sideways.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.site
+
+SITE = Path(__file__).resolve().parents[2] / "build" / "site"
+WIDTHS = (390, 1280)
+PAGES = (
+    "index",
+    "start/index",
+    "guides/index",
+    "guides/groups",
+    "guides/training",
+    "reference/api",
+    "reference/configuration",
+    "reference/algorithms",
+    "explanation/architecture",
+    "measured/performance",
+)
+
+
+def address(page: str) -> str:
+    return (SITE / f"{page}.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not (SITE / "index.html").exists():
+        pytest.fail("build/site holds no site; `make docs` builds it")
+    playwright = importlib.import_module("playwright.sync_api").sync_playwright().start()
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    try:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    except Exception as error:
+        playwright.stop()
+        pytest.fail(f"no Chromium can be started; `apt-get install chromium` brings one: {error}")
+    yield started
+    started.close()
+    playwright.stop()
+
+
+@pytest.fixture(params=WIDTHS, ids=lambda width: f"{width}px")
+def page(request: pytest.FixtureRequest, browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": request.param, "height": 850}, color_scheme="light")
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened = context.new_page()
+    wrong: list[str] = []
+    opened.on("console", lambda said: said.type == "error" and wrong.append(f"{opened.url}: {said.text}"))
+    opened.on("pageerror", lambda error: wrong.append(f"{opened.url}: {error}"))
+    opened.on(
+        "request", lambda asked: asked.url.partition(":")[0] in {"http", "https", "ws", "wss"} and wrong.append(asked.url)
+    )
+    yield opened
+    context.close()
+    assert wrong == []
+
+
+def is_narrow(page: Any) -> bool:
+    return bool(page.viewport_size["width"] == WIDTHS[0])
+
+
+def test_each_page_fits_the_width_and_loads_without_errors(page: Any) -> None:
+    pages = sorted(SITE.glob("**/*.html"))
+    assert len(pages) > 40
+    wide = []
+    for path in pages:
+        page.goto(path.as_uri())
+        width = page.evaluate("document.documentElement.scrollWidth")
+        if width > page.viewport_size["width"]:
+            wide.append(f"{path.relative_to(SITE)}: {width}")
+    assert wide == []
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        ("slurm", "Slurm and PBS"),
+        ("breakpoint", "Debugging a rank"),
+        ("checkpoint", "Training in parallel"),
+        ("secret_file", "Configuration"),
+        ("DeadlineError", "Errors"),
+        ("all_reduce_async", "Python API"),
+        ("mpi4py", "Coming from another library"),
+        ("ONEACCORD_RUN_ID", "Environment variables"),
+        ("oneaccord bench", "Command line"),
+        ("straggler", "Testing a distributed program"),
+    ],
+)
+def test_search_leads_to_a_page_in_two_clicks(page: Any, words: str, title: str) -> None:
+    page.goto(address("guides/groups"))
+    page.locator("button.search-button__button:visible, .search-button-field:visible").first.click()
+    page.keyboard.type(words)
+    result = page.locator(f"#search-results li a:has-text('{title}'), #search-results li:has-text('{title}') a").first
+    result.click()
+    page.wait_for_url(lambda url: "groups.html" not in url)
+    assert title in page.title()
+
+
+def test_a_search_result_shows_the_words_around(page: Any) -> None:
+    page.goto(address("index"))
+    page.locator("button.search-button__button:visible, .search-button-field:visible").first.click()
+    page.keyboard.type("straggler")
+    summary = page.locator("#search-results li:has-text('Testing a distributed program') p.context").first
+    summary.wait_for()
+    assert "straggler" in summary.inner_text().lower()
+
+
+def test_a_tab_shows_its_own_words_alone(page: Any) -> None:
+    page.goto(address("start/index"))
+    page.locator("label.sd-tab-label", has_text="Slurm").click()
+    assert page.get_by_text("oneaccord run -n 8 --on slurm hello.py").is_visible()
+    assert not page.get_by_text("oneaccord run -n 4 --backend tcp hello.py").is_visible()
+
+
+def test_dark_mode_stays_on_the_next_page(page: Any) -> None:
+    page.goto(address("index"))
+    switch(page, "dark")
+    page.goto(address("guides/groups"))
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert max(int(part) for part in colour.strip("rgb()").split(",")) < 80
+
+
+def switch(page: Any, theme: str) -> None:
+    """Choose a theme as a reader does: on a phone the menu has it."""
+    if is_narrow(page):
+        page.locator("button.primary-toggle").click()
+    page.locator("button.theme-switch-button:visible").click()
+    page.locator(f".theme-change-button[data-mode={theme}]:visible").click()
+
+
+def test_three_links_lead_from_the_first_page_to_a_call(page: Any) -> None:
+    page.goto(address("index"))
+    page.locator("article a:has-text('Reference')").first.click()
+    page.locator("article a:has-text('Training layers')").first.click()
+    page.locator("article a:has-text('Training in parallel')").first.click()
+    assert "Training in parallel" in page.title()
+    assert page.locator("h1").inner_text().startswith("Training in parallel")
+
+
+def test_a_copied_command_has_no_prompt(page: Any) -> None:
+    page.goto(address("start/index"))
+    block = page.locator("div.highlight-console:visible").first
+    block.hover()
+    block.locator("button.copybtn").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("pip install -e")
+
+
+def test_the_header_has_the_version(page: Any) -> None:
+    page.goto(address("guides/groups"))
+    version = importlib.import_module("oneaccord").__version__
+    assert page.locator("header .navbar-brand:visible").first.inner_text() == f"oneaccord {version}"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_text_has_enough_contrast(page: Any, name: str, theme: str) -> None:
+    axe = importlib.import_module("axe_playwright_python.sync_playwright").Axe()
+    page.add_init_script(f"localStorage.setItem('mode', '{theme}'); localStorage.setItem('theme', '{theme}')")
+    page.goto(address(name))
+    assert page.evaluate("document.documentElement.dataset.theme") == theme
+    found = axe.run(page, options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
+    told = [f"{each['id']}: {node['html'][:120]} ({node['failureSummary'][:200]})" for each in found for node in each["nodes"]]
+    assert told == []
