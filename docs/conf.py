@@ -56,6 +56,7 @@ html_title = "oneaccord"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_search_scorer = "_site/scorer.js"
 html_copy_source = False
 html_show_sourcelink = False
 html_context = {"default_mode": "auto"}
