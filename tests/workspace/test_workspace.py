@@ -108,7 +108,7 @@ def test_what_is_to_be_typed_to_install_works_in_a_clone(repository):
     lines = [line.strip() for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
     typed = [line for line in lines if line.startswith("pip install ") and ("oneaccord[" in line or "./" in line)]
     released = [line for line in typed if line.endswith("# once there is a release")]
-    assert len(released) > len(PROJECTS)
+    assert len(released) >= len(PROJECTS)
     for line in released:
         assert typed[typed.index(line) - 1].startswith("pip install -e "), line
     for line in set(typed).difference(released):
