@@ -29,7 +29,7 @@ def run(command: str, folder: Path, variables: dict[str, str]) -> tuple[str, int
         words = ["-m", *words]
     else:
         pytest.fail(f"no page of docs/start may show what is not run: {command}")
-    done = preloaded.run(words, cwd=folder, environ=variables, merged=True)
+    done = preloaded.run(words, cwd=folder, environ=variables, merged=True, timeout_s=150)
     return done.stdout, done.returncode
 
 
