@@ -31,7 +31,7 @@ API_SECTIONS: Final[dict[str, tuple[str, str]]] = {
     "Cards": ("contract.cards control.cards", "What ranks say to each other before they begin. See `Bootstrap.exchange`."),
     "Foreign libraries": (
         "kit",
-        "For a backend over a library that moves the bytes itself: [Writing a plugin](../guides/plugins.md#over-a-foreign-library).",
+        "For a backend over a library that moves the bytes itself: [A backend](../guides/plugins-backend.md#over-a-foreign-library).",
     ),
     "Memory of GPUs": ("contract.device", "See `Backend.open_device`."),
     "Hooks": ("contract.hookspecs contract.observe", ""),

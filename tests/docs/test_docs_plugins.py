@@ -1,4 +1,4 @@
-"""The backend over a foreign library in docs/guides/plugins.md works as it stands there, over a library of this module."""
+"""The backend over a foreign library in docs/guides/plugins-backend.md works as it stands there, over a library of this module."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class Ponies:
 @pytest.fixture(scope="module")
 def backend() -> str:
     """Register the backend of the page, once in this process; give its name."""
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "plugins.md").read_text(encoding="utf-8")
-    section = page.partition("\n### Over a foreign library\n")[2].partition("\n### ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "plugins-backend.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Over a foreign library\n")[2].partition("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     library: Any = types.ModuleType("ponylib")
     library.VERSION, library.Error, library.ride = "1.2", Error, Ponies
     module = types.ModuleType("oneaccord_pony")
     sys.modules |= {"ponylib": library, "oneaccord_pony": module}
-    exec(compile(code, "plugins.md", "exec"), module.__dict__)
+    exec(compile(code, "plugins-backend.md", "exec"), module.__dict__)
     get_plugin_manager().register(module, "pony")
     return "pony"
 

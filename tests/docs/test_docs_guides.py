@@ -1,0 +1,53 @@
+"""The short guides: their programs are run as the pages show them, and print what is shown, whatever rank prints first.
+
+A block of Python that begins with ``# NAME.py`` is a file; the commands of a ``console`` block are run beside it. ``...`` in the output of a
+command stands for any text.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
+LIMIT_S = 120
+PAGES = ["checkpoints", "debugging-a-hang", "logging", "plugins-observer", "profiling"]
+
+
+def chapters() -> list[object]:
+    """The programs of each page with its commands; those of torch by themselves, as `make test` has no torch."""
+    found = []
+    for page in PAGES:
+        text = (GUIDES / f"{page}.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"^```(python|console)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        torch = next((at for at, (_, block) in enumerate(blocks) if "import torch" in block), len(blocks))
+        found.append(pytest.param(blocks[:torch], id=page))
+        if blocks[torch:]:
+            found.append(pytest.param(blocks[torch:], id=f"{page}-torch", marks=pytest.mark.peers))
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("blocks", chapters())
+def test_a_guide_does_what_it_shows(blocks: list[tuple[str, str]], tmp_path: Path) -> None:
+    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    ran = 0
+    for language, text in blocks:
+        if language == "python":
+            if name := re.match(r"# (\w+\.py)\n", text):
+                (tmp_path / name[1]).write_text(text, encoding="utf-8")
+            continue
+        for command, shown in re.findall(r"^\$ ([^\n]+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+            done = subprocess.run(
+                command, shell=True, check=False, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=LIMIT_S
+            )
+            got, want = ("".join(sorted(each.splitlines(keepends=True))) for each in (done.stdout + done.stderr, shown))
+            assert doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS), f"{command}\n{done.stdout}{done.stderr}"
+            ran += 1
+    assert ran
