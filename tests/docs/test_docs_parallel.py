@@ -1,4 +1,4 @@
-"""docs/guides/training.md: its first program runs as it stands there, and what it says of ways through a mesh is what they are."""
+"""The pages on training: the first program runs as it stands there, and the ways through a mesh are those that the page shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from support.worlds import must, thread_world
 import oneaccord as oa
 import oneaccord_parallel as mp
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "training.md").read_text(encoding="utf-8")
+GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
+PAGES = [GUIDES / f"{name}.md" for name in ("training", "large-models", "checkpoint-details")]
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_the_first_program_does_what_the_page_shows(tmp_path):
@@ -36,7 +38,7 @@ def test_the_way_from_one_placement_to_another_is_the_one_of_the_page():
     assert must(thread_world(program, 4, "simulated")) == [shown[1]] * 4
 
 
-def test_every_name_of_the_page_is_there():
+def test_every_name_of_the_pages_is_there():
     names = set(re.findall(r"\bmp\.(\w+)", PAGE))
     assert len(names) > 30
     assert sorted(names - set(dir(mp))) == []

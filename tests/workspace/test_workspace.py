@@ -103,22 +103,26 @@ def test_the_extras_that_the_readme_promises_exist(repository):
 
 
 def test_what_is_to_be_typed_to_install_works_in_a_clone(repository):
-    """Each command names folders and extras that are there; one that needs a release says so, and stands below one for a clone."""
-    pages = [repository / "README.md", *repository.glob("docs/*.md"), *(repository / name / "README.md" for name in PROJECTS)]
-    lines = [line.strip() for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
-    typed = [line for line in lines if line.startswith("pip install ") and ("oneaccord[" in line or "./" in line)]
-    released = [line for line in typed if line.endswith("# once there is a release")]
-    assert len(released) >= len(PROJECTS)
-    for line in released:
-        assert typed[typed.index(line) - 1].startswith("pip install -e "), line
-    for line in set(typed).difference(released):
+    """Each command names folders and extras that are there; each README has one for a clone."""
+    readmes = [repository / name / "README.md" for name in PROJECTS]
+    typed = {
+        page: [
+            line.strip() for line in page.read_text(encoding="utf-8").splitlines() if line.strip().startswith("pip install ")
+        ]
+        for page in [repository / "README.md", *repository.glob("docs/*.md"), *readmes]
+    }
+    for page in readmes:
+        assert any("-e ./" in line or '-e "./' in line for line in typed[page]), page
+    for line in {line for lines in typed.values() for line in lines if "oneaccord[" in line or "./" in line}:
         words = shlex.split(line, comments=True)[2:]
         places = [after for before, after in pairwise(words) if before == "-e"]
+        places += [word.removeprefix("oneaccord") for word in words if word.startswith("oneaccord[")]
         assert places, line
         for place in places:
-            folder, _, extra = place.removesuffix("]").partition("[")
-            assert not extra or extra in table(repository / folder)["optional-dependencies"], line
-            assert table(repository / folder)["name"], line
+            folder, _, extras = place.removesuffix("]").partition("[")
+            project = table(repository / folder)
+            assert project["name"], line
+            assert set(filter(None, extras.split(","))) <= set(project.get("optional-dependencies", {})), line
 
 
 def test_each_plugin_is_found_by_its_entry_point(repository):
