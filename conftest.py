@@ -16,6 +16,7 @@ import gc
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -89,6 +90,22 @@ def _bounded(item: pytest.Item) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked ``alone`` in a process of its own, if this one is a worker of pytest-xdist.
+
+    A deadlock is only found if no other thread of the process could come to the rescue, and such a worker has one that it does not own.
+    """
+    if pyfuncitem.get_closest_marker("alone") is None or "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", pyfuncitem.nodeid]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=pyfuncitem.config.rootpath, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(done.stdout + done.stderr, pytrace=False)
+    return True
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

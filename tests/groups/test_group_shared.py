@@ -171,6 +171,7 @@ def test_different_arrays_are_a_mismatch_on_every_rank(one_host, other):
         assert outcome.peer == 1
 
 
+@pytest.mark.alone
 def test_another_call_in_its_place_is_found(one_host):
     def program(group: Group) -> None:
         if group.rank == 1:

@@ -47,6 +47,7 @@ def test_request_ends_by_its_deadline_although_nobody_waits(world):
     assert isinstance(second, oa.CommError), second
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("count", [3, LONG])
 def test_ranks_that_wait_in_a_circle_are_found(world, count):
     def program(group: Group) -> None:
@@ -63,6 +64,7 @@ def test_ranks_that_wait_in_a_circle_are_found(world, count):
         assert time.monotonic() - started < 15
 
 
+@pytest.mark.alone
 def test_wildcards_of_all_ranks_wait_for_ever_and_are_found(world):
     def program(group: Group) -> None:
         group.recv(oa.ANY, tag=oa.ANY_TAG)
@@ -118,6 +120,7 @@ def test_send_to_a_rank_that_has_left_ends(world):
     assert isinstance(first, oa.CollectiveMismatchError), first
 
 
+@pytest.mark.alone
 def test_tagged_and_untagged_calls_do_not_meet(world):
     def program(group: Group) -> None:
         if group.rank == 0:
@@ -227,6 +230,7 @@ def test_explore_finds_a_race_of_wildcards():
     assert "of the messages of ranks 1, 2, the seed draws that of rank 2" in found.story
 
 
+@pytest.mark.alone
 def test_messages_in_a_thread_that_no_one_waits_for_do_not_hide_a_deadlock():
     def program(group: Group) -> None:
         group.recv_async(1 - group.rank, tag=5)

@@ -65,6 +65,13 @@ def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
 
     `mmap.mmap` keeps a copy of the file descriptor for each mapping, of which a process has few, and does not know when it is unused.
 
+    Parameters
+    ----------
+    fd
+        The descriptor of the file.
+    offset, nbytes
+        The part, in bytes; ``offset`` is a multiple of a page.
+
     Raises
     ------
     OSError
@@ -97,6 +104,17 @@ def memory_fence() -> None:
 
 def open_in_process(pid: int, number: int, name: str, token: bytes, offset: int) -> int:
     """Open the file that is the descriptor ``number`` of the process ``pid``, and has a name with ``name``, and a token at ``offset``.
+
+    Parameters
+    ----------
+    pid, number
+        The process, and its descriptor.
+    name
+        A word in the name of the file.
+    token
+        The bytes that stand at ``offset``.
+    offset
+        In bytes, from the beginning of the file.
 
     Raises
     ------

@@ -17,17 +17,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oneaccord.api import OneAccordError, Seat, UsageError, init
 
-try:
+if TYPE_CHECKING:
     import ray
     from ray import train
     from ray.exceptions import GetTimeoutError, RayError
-    from ray.train.backend import Backend, BackendConfig
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-except ImportError as error:
-    raise ImportError(f'Ray Train cannot be imported ({error}): pip install "ray[train]"') from error
 
-if TYPE_CHECKING:
     from oneaccord.api import Group
+
+    # Types are checked without Ray, too, and Ray's own classes have not all of theirs.
+    class Backend:
+        """Ray's."""
+
+    class BackendConfig:
+        """Ray's."""
+
+    class DataParallelTrainer:
+        """Ray's."""
+
+        def __init__(self, *given: Any, **more: Any) -> None: ...
+else:
+    try:
+        import ray
+        from ray import train
+        from ray.exceptions import GetTimeoutError, RayError
+        from ray.train.backend import Backend, BackendConfig
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    except ImportError as error:
+        raise ImportError(f'Ray Train cannot be imported ({error}): pip install "ray[train]"') from error
 
 __all__ = ["OneaccordConfig", "OneaccordTrainer", "group"]
 
@@ -38,7 +54,7 @@ _LEAVE_S: Final = 5.0
 
 
 @dataclass
-class OneaccordConfig(BackendConfig):  # type: ignore[misc]
+class OneaccordConfig(BackendConfig):
     """The backend of a trainer of Ray Train, for `OneaccordTrainer`, or as the ``backend_config`` of any other one.
 
     Parameters
@@ -70,7 +86,7 @@ class OneaccordConfig(BackendConfig):  # type: ignore[misc]
         return _SeatsWorkers
 
 
-class OneaccordTrainer(DataParallelTrainer):  # type: ignore[misc]
+class OneaccordTrainer(DataParallelTrainer):
     """A trainer of Ray Train (its version 2), whose workers are the ranks of one group: `oneaccord_ray.group`, in the training function.
 
     Parameters
@@ -97,7 +113,7 @@ class OneaccordTrainer(DataParallelTrainer):  # type: ignore[misc]
         super().__init__(train_loop_per_worker, backend_config=chosen, **more)
 
 
-class _SeatsWorkers(Backend):  # type: ignore[misc]
+class _SeatsWorkers(Backend):
     """Gives each worker its seat before the training function begins."""
 
     def on_start(self, worker_group: Any, backend_config: OneaccordConfig) -> None:

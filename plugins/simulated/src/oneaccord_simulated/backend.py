@@ -380,7 +380,7 @@ class SimulatedTransport(Transport):
     def __init__(self, backend: SimulatedBackend, channel: int) -> None:
         self._backend = backend
         self._channel = channel
-        self.eager_bytes = backend.eager_bytes
+        self.eager_bytes: int = backend.eager_bytes
         self._waits: Task | None = None
         self._is_interrupted = False
         self._outgoing: dict[int, _Pipe] = {}
