@@ -47,7 +47,7 @@ def test_the_page_has_every_program_of_the_gallery_once(repository):
     assert len(NAMES) == len(programs) == 15
     assert set(NAMES) == programs
     for name, section in zip(NAMES, SECTIONS, strict=True):
-        assert f"[{name}.py](../examples/gallery/{name}.py)" in section
+        assert f"[{name}.py](../../examples/gallery/{name}.py)" in section
 
 
 @pytest.mark.parametrize("name", NAMES)

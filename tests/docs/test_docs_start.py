@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support import preloaded
 from support.worlds import free_port
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -29,7 +30,18 @@ def run(command: str, folder: Path, variables: dict[str, str]) -> tuple[str, int
         words = ["-m", *words]
     else:
         pytest.fail(f"no page of docs/start may show what is not run: {command}")
-    done = preloaded.run(words, cwd=folder, environ=variables, merged=True, timeout_s=150)
+    # No fork of a Python that the tests keep: two commands run at once, and such a parent serves one after the other.
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+        check=False,
+    )
     return done.stdout, done.returncode
 
 
