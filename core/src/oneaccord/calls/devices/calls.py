@@ -21,6 +21,7 @@ from oneaccord.calls.devices.kinds import DEVICE, Prepared, device_call, said_ca
 from oneaccord.calls.devices.registered import Owner, Place, Registered, said_place
 from oneaccord.calls.devices.watch import DeviceWatch, Followed, Launched
 from oneaccord.calls.failures import exchange_cards
+from oneaccord.calls.observed import observed
 from oneaccord.calls.order.call_sequence import CallSequence
 from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.request import Operation, Request
@@ -28,7 +29,6 @@ from oneaccord.config.plugins import PluginManager
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
 from oneaccord.contract.header import CallSignature
-from oneaccord.contract.observe import OperationEvent
 from oneaccord.control.protocol import Report
 from oneaccord.errors import OneAccordError, UnsupportedError
 from oneaccord.job.group_ranks import Members
@@ -529,28 +529,20 @@ class Devices:
     def _launch_observed(self, prepared: Prepared, source: int, target: int, stream: int, sequence: int) -> None:
         """Launch, and tell observers when the launch, not the work on the device, begins and ends."""
         signature = prepared.signature
-        event = OperationEvent(
-            group=str(self._members.number),
-            rank=self._members.rank,
+        with observed(
+            self._plugins,
+            self._job.runtime,
+            self._members,
             operation=signature.operation,
             sequence=sequence,
             algorithm=self._library,
             nbytes=prepared.nbytes,
             dtype=dtype_name(signature.dtype),
-            started_ns=time.monotonic_ns(),
-        )
-        self._plugins.notify_started(event)
-        error: BaseException | None = None
-        try:
-            prepared.launch(source, target, stream)
-        except (DeviceFailure, TimeoutError) as failure:
-            error = self.report(failure, said_call(signature, sequence), sequence)  # as the caller gets it
-            raise error from failure
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            self._plugins.notify_finished(replace(event, finished_ns=time.monotonic_ns(), error=error))
+        ):
+            try:
+                prepared.launch(source, target, stream)
+            except (DeviceFailure, TimeoutError) as failure:
+                self._failed(failure, said_call(signature, sequence), sequence)
 
 
 class _Flow:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +15,7 @@ from oneaccord.calls.engine.waiting import Waiter
 from oneaccord.calls.failures import again, exchange_cards, guarded
 from oneaccord.calls.host.fast import CachedCall
 from oneaccord.calls.host.plans import VECTOR, Plan, Plans
+from oneaccord.calls.observed import observed
 from oneaccord.calls.order.call_sequence import CallSequence
 from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.request import Local, Operation, Request, SizeExchange
@@ -24,7 +23,6 @@ from oneaccord.config.plugins import PluginManager
 from oneaccord.config.select import Selector
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import CallSignature
-from oneaccord.contract.observe import OperationEvent
 from oneaccord.control.protocol import Report
 from oneaccord.control.recorder import Record
 from oneaccord.errors import OneAccordError
@@ -169,29 +167,17 @@ class HostPath:
             divide(target, plan.divisor)
 
     def _run_observed(self, plan: Plan, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
-        event = OperationEvent(
-            group=str(self._members.number),
-            rank=self._members.rank,
+        with observed(
+            self._plugins,
+            self._job.runtime,
+            self._members,
             operation=plan.signature.operation,
             sequence=record.sequence,
             algorithm=plan.carrier,
             nbytes=plan.nbytes,
             dtype=str(source.dtype) if plan.signature.dtype else "",
-            started_ns=self._now_ns(),
-        )
-        self._plugins.notify_started(event)
-        error: BaseException | None = None
-        try:
+        ):
             self._run(plan, source, target, record, deadline)
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            self._plugins.notify_finished(replace(event, finished_ns=self._now_ns(), error=error))
-
-    def _now_ns(self) -> int:
-        runtime = self._job.runtime
-        return round(runtime.now() * 1e9) if runtime.is_simulated else time.monotonic_ns()
 
     # Calls that go through the store if the backend moves no host memory
 

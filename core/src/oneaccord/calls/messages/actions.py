@@ -17,8 +17,8 @@ from oneaccord.calls.engine.adapter import mailbox_of
 from oneaccord.calls.engine.waiting import StallCallback
 from oneaccord.calls.failures import guarded
 from oneaccord.calls.messages.fast import CachedExchange, CachedRecv, CachedSend, End
-from oneaccord.calls.messages.observed import observe
 from oneaccord.calls.messages.point_to_point import AT_BEGINNING, OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
+from oneaccord.calls.observed import observed
 from oneaccord.calls.order.call_sequence import CallSequence, Direction
 from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.request import ARRAY, Message
@@ -91,13 +91,20 @@ class MessagePath:
         try:
             if self._plugins.observed:
                 is_array = signature is ARRAY
-                sent = (0, None) if outgoing is None else (outgoing.nbytes, outgoing.dtype if is_array else None)
-
-                def came() -> tuple[int, np.dtype[Any] | None] | None:
-                    array = None if incoming is None else incoming.array
-                    return None if array is None else (array.nbytes, array.dtype if is_array else None)
-
-                observe(self._plugins, job.runtime, members, what, record.sequence, sent, came, call)
+                words = str(what)
+                with observed(
+                    self._plugins,
+                    job.runtime,
+                    members,
+                    operation=words.partition(" ")[0],
+                    sequence=record.sequence,
+                    nbytes=0 if outgoing is None else outgoing.nbytes,
+                    dtype=str(outgoing.dtype) if outgoing is not None and is_array else "",
+                    call=words,
+                ) as known:
+                    call()
+                    if outgoing is None and incoming is not None and incoming.array is not None:
+                        known.update(nbytes=incoming.array.nbytes, dtype=str(incoming.array.dtype) if is_array else "")
             else:
                 call()
         finally:

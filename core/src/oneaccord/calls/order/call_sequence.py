@@ -79,7 +79,7 @@ class Direction(Turns):
 
     def enter(self, what: object) -> int:
         """Begin a message now: its turn, and its number, which is returned; -1 if it must take the slow path."""
-        if not self._call_sequence.is_usable or self._call_sequence.observed or not self.counters.take():
+        if not self._call_sequence.is_usable or self._call_sequence.plugins.observed or not self.counters.take():
             return -1
         try:
             return self.counters.begin(what)
@@ -124,9 +124,9 @@ class CallSequence(Turns):
         "_members",
         "_module",
         "_number",
-        "_plugins",
         "_record",
         "_recorder",
+        "plugins",
     )
 
     def __init__(self, job: Job, members: Members, plugins: PluginManager, module: ModuleType | None = None) -> None:
@@ -134,7 +134,7 @@ class CallSequence(Turns):
         super().__init__(job.runtime, "an earlier collective on this group was still running", counters=counters)
         self._job = job
         self._members = members
-        self._plugins = plugins
+        self.plugins: PluginManager = plugins
         self._module = module
         self._number = members.number
         self._channel = members.channel
@@ -170,11 +170,6 @@ class CallSequence(Turns):
         """Whether calls may be made; if not, `check` says why."""
         job = self._job
         return not (job.closed or self._control.verdict or self._number in job.closed_groups)
-
-    @property
-    def observed(self) -> bool:
-        """Whether there are observers, which must see every call."""
-        return self._plugins.observed
 
     def check(self, operation: object = None, sequence: int | None = None) -> None:
         """Refuse a call, the operation ``str(operation)`` #``sequence``, on a group that is closed or whose job has failed.
@@ -249,7 +244,7 @@ class CallSequence(Turns):
             job.closed
             or self._control.verdict
             or self._number in job.closed_groups
-            or self._plugins.observed
+            or self.plugins.observed
             or not counters.take()
         ):
             return -1
