@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worlds import thread_world
+from support.worlds import must, thread_world
 
 import oneaccord as oa
 from oneaccord.api import (
@@ -281,3 +281,17 @@ def test_observers_see_sends_and_receives(plugin: Plugin, backend: str) -> None:
     assert seen.count((0, "send", 8, "int16", "send to rank 1, tag 5")) == 2
     assert seen.count((1, "recv", 8, "int16", "recv from any rank, tag 5")) == 2
     assert seen.count((1, "recv_object", 2, "", "recv_object from rank 0, tag 6")) == 2
+
+
+@pytest.mark.parametrize("backend", ["shm", "simulated"])
+def test_observers_get_the_error_of_a_receive_that_failed(plugin: Plugin, backend: str) -> None:
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.send(np.arange(9), 1, tag=1)
+        else:
+            with pytest.raises(oa.SizeMismatchError):
+                group.recv(0, tag=1, out=np.empty(2, np.int64))
+
+    must(thread_world(program, 2, backend))
+    (ended,) = [event for event in plugin.events if event.operation == "recv"][1:]
+    assert isinstance(ended.error, oa.SizeMismatchError)

@@ -365,7 +365,7 @@ def joining(rank):
 opened = must(on_threads(joining, 2))
 assert [array.get().tolist() for _, array in opened] == [[3] * 4] * 2
 assert closed[0].get().tolist() == [3] * 4
-opened[1][0].close()  # rank 0 stays until it has left, and both are in this process
+opened[1][0].close(timeout_s=0.5)  # rank 0 stays until it has left, and both are in this process
 
 import atexit
 atexit.register(lambda: print("freed" if "mem_free" in fake.names() else "kept", fake.crimes))

@@ -392,8 +392,8 @@ class Membership:
         left = self._leaving.setdefault(group, {})
         left[rank] = message.progress
         if any(member not in left for member in members):
-            for (other, channel), wait in list(self._waits.items()):
-                if channel // 2 == group:
+            for (other, _), wait in list(self._waits.items()):
+                if wait.number == group:
                     self._check_abandoned(other, wait, {rank: message.progress})
             return
         del self._leaving[group]
@@ -435,7 +435,7 @@ class Membership:
         wait = message.wait
         self._stalls[rank] = message
         self._waits[rank, wait.channel] = wait
-        self._check_abandoned(rank, wait, {**self._leaving.get(wait.channel // 2, {}), **self._left})
+        self._check_abandoned(rank, wait, {**self._leaving.get(wait.number, {}), **self._left})
         place = (wait.channel, wait.sequence)
         for (other, _), theirs in self._waits.items():
             both = wait.is_collective and theirs.is_collective
@@ -457,7 +457,7 @@ class Membership:
     def _check_abandoned(self, rank: int, wait: Wait, left: Mapping[int, Progress]) -> None:
         """Look whether ``rank`` waits for one of those that have ``left``, each of which is to be compared once with each wait."""
         wait = unanswered(wait)
-        gone = self._left
+        gone = {**self._leaving.get(wait.number, {}), **self._left} if wait.is_any else {}
         if wait.is_any and not all(peer in gone and self._owes(wait, rank, peer, gone[peer]) for peer in wait.awaiting):
             return
         for peer, progress in left.items():

@@ -117,7 +117,7 @@ class Wait(msgspec.Struct, frozen=True):
 
     ``digest`` is that of a collective's `CallSignature`, and empty for other calls. ``messages`` are the messages that a call between two ranks waits
     for, as (peer, is a send, number). ``members`` are the ranks of the group. ``meeting`` is the name of an exchange, and empty for other calls.
-    If ``is_any``, the message of any one peer ends the wait. A peer in ``taken`` that waits in such a call itself answers what it is sent at once; so it
+    ``group`` is the number of the group, if the channel is one of all groups. If ``is_any``, the message of any one peer ends the wait. A peer in ``taken`` that waits in such a call itself answers what it is sent at once; so it
     owes nothing before it has taken so many messages of this rank.
     """
 
@@ -129,8 +129,14 @@ class Wait(msgspec.Struct, frozen=True):
     messages: list[tuple[int, bool, int]]
     members: list[int]
     meeting: str = ""
+    group: int | None = None
     is_any: bool = False
     taken: dict[int, int] = {}
+
+    @property
+    def number(self) -> int:
+        """The number of the group."""
+        return self.channel // 2 if self.group is None else self.group
 
     @property
     def is_collective(self) -> bool:

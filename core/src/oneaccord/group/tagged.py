@@ -265,8 +265,8 @@ class TaggedCalls(Calls):
         what = _words("send", "to", peer, number)
         return Send(what, self._members.number, peer, number, bytes_of(source), source.dtype, source.shape, flags)
 
-    def _flags(self, mode: str) -> int:
-        flags = _FLAGS.get(mode)
+    def _flags(self, mode: Any) -> int:
+        flags = _FLAGS.get(mode) if isinstance(mode, str) else None
         if flags is None:
             raise UsageError(f"mode must be one of {', '.join(map(repr, _FLAGS))}, not {mode!r}")
         return flags

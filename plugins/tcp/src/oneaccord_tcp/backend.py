@@ -528,7 +528,12 @@ def _block(transfers: Sequence[Moving | Striped], deadline: Deadline, bell: sock
     poll = select.poll()
     for fd, mask in events.items():
         poll.register(fd, mask)
-    poll.poll(remaining * 1000)
+    ready = poll.poll(remaining * 1000)
+    if bell is not None and any(fd == bell.fileno() for fd, _ in ready):
+        with contextlib.suppress(
+            OSError
+        ):  # a ring that comes after its interruption was seen must not wake every wait from then on
+            bell.recv(_RINGS)
 
 
 def _check_congestion_control(name: str) -> None:

@@ -117,15 +117,15 @@ class Courier:
         while not self._is_over:
             for _ in range(_LINGERS):
                 time.sleep(_PAUSE_S)
-                while office.has_work and not office.is_driven and not self._is_over:
-                    try:
+                try:
+                    while office.has_work and not office.is_driven and not self._is_over:
                         office.check()
                         if not office.drive_in_background(Deadline(_DRIVES_S)):
                             break
-                    except BaseException as error:  # noqa: BLE001 - those that wait for the requests raise it
-                        self._fail(error)
-                    else:
                         self._end_overdue()
+                    self._end_overdue()  # also while another thread drives, or there is nothing to drive
+                except BaseException as error:  # noqa: BLE001 - those that wait for the requests raise it
+                    self._fail(error)
                 if office.has_work:
                     break
             else:

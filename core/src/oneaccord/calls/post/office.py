@@ -11,7 +11,8 @@ and lets the driver look again (`Transport.interrupt`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 
 from oneaccord.calls.engine.waiting import Overdue, checked_wait
@@ -21,6 +22,7 @@ from oneaccord.calls.post.sorting import NotReady, Sorter
 from oneaccord.contract.backend import LinkLost, Transfer
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.runtime import Place
+from oneaccord.errors import UsageError
 from oneaccord.job.job import Job
 
 __all__ = ["NotReady", "PostOffice"]
@@ -46,6 +48,7 @@ class PostOffice(Sorter):
         self._kept: dict[Operation, tuple[float, float]] = {}
         self._slice_s = math.inf
         self._courier = Courier(self, job.runtime)
+        self._inside: set[int] = set()
         job.control.counted.answers = lambda: self.has_work
 
     # As a part of the job
@@ -56,6 +59,33 @@ class PostOffice(Sorter):
         return ()
 
     # Calls begin
+
+    def check_not_inside(self, what: object) -> None:
+        """Refuse a call that a signal handler makes while the thread that it has interrupted uses the office.
+
+        Raises
+        ------
+        UsageError
+            It does: the call would find a message half written. Nothing has happened, and the interrupted call goes on.
+        """
+        if self.is_taken_by_caller:
+            raise UsageError(
+                f"a signal handler called {what} while this thread was in the middle of another call, for which it would wait forever: set a "
+                "flag in the handler, and make the call later, between two calls of the program; nothing was sent",
+                rank=self._rank,
+                operation=str(what),
+            )
+
+    @contextmanager
+    def entered(self, what: object) -> Iterator[None]:
+        """Let the calling thread use the office in the body; raises as `check_not_inside`."""
+        self.check_not_inside(what)
+        me = get_ident()
+        try:
+            self._inside.add(me)
+            yield
+        finally:
+            self._inside.discard(me)
 
     def pass_through(self, operation: Send | Receive) -> bool:
         """Begin an operation whose line is there, and look for its message for a moment: the short way of most calls.
@@ -109,6 +139,7 @@ class PostOffice(Sorter):
         on_stall: Callable[[], None] | None,
         awaits: Callable[[], list[int]],
         *,
+        check: Callable[[], None] | None = None,
         gives_up: bool = False,
     ) -> None:
         """Drive, or let another thread drive, until ``test()`` holds, which is called under the lock.
@@ -123,6 +154,8 @@ class PostOffice(Sorter):
             Called when nothing has moved for a while.
         awaits
             Returns the ranks of the world that it waits for.
+        check
+            Raises if the call cannot continue although nothing is wrong with the office; by default `check`.
         gives_up
             Whether the program continues after the deadline; then a task of the office drives in a simulated world.
 
@@ -142,7 +175,7 @@ class PostOffice(Sorter):
                     if test():
                         return
                 raise Overdue(awaits() or [self._rank])
-            self.check()
+            (check or self.check)()
             if patience is not None and on_stall is not None and patience.passed():
                 before, moved = moved, self._moved()
                 if before == moved:
@@ -233,6 +266,7 @@ class PostOffice(Sorter):
         """Let another thread drive."""
         with self.lock:
             self._driver = None
+            self._owing.difference_update([line for line in self._owing if line.is_idle])
             if self._parked:
                 self._wake_able()
                 for place in self._parked:
@@ -281,6 +315,11 @@ class PostOffice(Sorter):
             del self._parked[place]
             place.wake()
 
+    def _ended(self) -> None:
+        self._wake_able()
+        if self._driver is not None and self._driver != get_ident():
+            self._interrupt()
+
     def _interrupt(self) -> None:
         """Let the driver look again: there is something new to wait for, or another thread wants to drive."""
         if self._transport is not None:
@@ -289,16 +328,15 @@ class PostOffice(Sorter):
     @property
     def is_taken_by_caller(self) -> bool:
         """Whether the calling thread is in the middle of another call of the office, which a signal has interrupted."""
-        return self._driver == get_ident()
+        return get_ident() in self._inside
 
     # What is kept
 
     @property
     def has_work(self) -> bool:
         """Whether there is something to do although no thread may wait for it."""
-        if self._owing:
-            self._owing = {line for line in self._owing if not line.is_idle}
-        return bool(self._kept or self._owing)
+        # A copy: other threads change the set under the lock, which those who ask here need not have.
+        return bool(self._kept) or any(not line.is_idle for line in tuple(self._owing))
 
     @property
     def is_driven(self) -> bool:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from oneaccord.calls.engine.waiting import Overdue
 from oneaccord.calls.failures import again, guarded
-from oneaccord.calls.messages.observed import observe
+from oneaccord.calls.observed import observed
 from oneaccord.calls.order.call_sequence import CallSequence
 from oneaccord.calls.post.envelopes import RECORD
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
@@ -19,11 +17,12 @@ from oneaccord.calls.post.office import NotReady, PostOffice
 from oneaccord.calls.post.requests import Cancelled, Request
 from oneaccord.calls.post.status import Status
 from oneaccord.config.plugins import PluginManager
+from oneaccord.contract.backend import Damaged, HeaderMismatch, LinkLost
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import POST_CHANNEL
 from oneaccord.control.protocol import Report, Wait
 from oneaccord.control.recorder import Record, Short
-from oneaccord.errors import ClosedError, CommError, UsageError
+from oneaccord.errors import ClosedError
 from oneaccord.job.group_ranks import Members
 from oneaccord.job.job import Job
 
@@ -99,11 +98,25 @@ class PostPath:
         if not self._plugins.settled:
             self._plugins.load_extensions()
         if self._plugins.observed:
+            words = str(what)
             sends = [each for each in operations if isinstance(each, Send)]
-            sent = (nbytes, sends[0].dtype if sends else None)
-            call = partial(self._call, what, begin, operations, timeout_s, nbytes)
-            number = self._call_sequence.messages + 1
-            observe(self._plugins, self._runtime, self._members, what, number, sent, partial(_came, operations), call)
+            with observed(
+                self._plugins,
+                self._runtime,
+                self._members,
+                operation=words.partition(" ")[0],
+                sequence=self._call_sequence.messages + 1,
+                nbytes=nbytes,
+                dtype="" if not sends or sends[0].dtype is None else str(sends[0].dtype),
+                call=words,
+            ) as known:
+                self._call(what, begin, operations, timeout_s, nbytes)
+                for each in operations:
+                    if each.error is not None:
+                        raise each.error
+                letters = [each.letter for each in operations if isinstance(each, Receive) and each.letter is not None]
+                if letters and not sends:
+                    known.update(nbytes=letters[0].nbytes, dtype="" if letters[0].dtype is None else str(letters[0].dtype))
         elif len(operations) == 1 and not self._runtime.is_simulated and self._office is not None:
             if self._pass_through(what, one):
                 if one.error is not None:
@@ -125,7 +138,8 @@ class PostPath:
             return False
         started = self._runtime.now()
         try:
-            operation.has_begun = office.pass_through(operation)
+            with office.entered(what):
+                operation.has_begun = office.pass_through(operation)
         except BaseException as error:  # noqa: BLE001 - raised as the first cause
             number, deadline = sequence.count_message(), Deadline(1.0)
             guarded(self._job, self._members, number, RECORD, deadline, partial(again, self._told(error, [operation])), what)
@@ -153,20 +167,21 @@ class PostPath:
         """Return a message that a receive would meet now; None if there is none."""
         office = self.office
         self._call_sequence.check(what)
-        try:
-            self._connect([pattern], timeout_s)
-            letter = self._found(pattern, take=take)
-            if letter is None:
-                office.check()
-                office.poll()
+        with office.entered(what):
+            try:
+                self._connect([pattern], timeout_s)
                 letter = self._found(pattern, take=take)
-            if letter is None:
-                self._runtime.glance()
-                if self._runtime.is_simulated:
+                if letter is None:
+                    office.check()
                     office.poll()
                     letter = self._found(pattern, take=take)
-        except BaseException as error:  # noqa: BLE001 - raised as the first cause
-            raise self.failure(pattern, error) from None
+                if letter is None:
+                    self._runtime.glance()
+                    if self._runtime.is_simulated:
+                        office.poll()
+                        letter = self._found(pattern, take=take)
+            except BaseException as error:  # noqa: BLE001 - raised as the first cause
+                raise self.failure(pattern, error) from None
         return letter
 
     def _found(self, pattern: Receive, *, take: bool) -> Letter | None:
@@ -188,13 +203,7 @@ class PostPath:
     ) -> None:
         """Begin a call, and wait until ``test()`` holds; by default, until the operations have ended."""
         office, sequence, runtime = self.office, self._call_sequence, self._runtime
-        if office.is_taken_by_caller:
-            raise UsageError(
-                f"a signal handler called {what} while this thread was in the middle of another call, for which it would wait forever: set a "
-                "flag in the handler, and make the call later, between two calls of the program; nothing was sent",
-                rank=self._job.rank,
-                operation=str(what),
-            )
+        office.check_not_inside(what)
         number = sequence.count_message()
         sequence.check(what, number)
         started = runtime.now()
@@ -214,23 +223,33 @@ class PostPath:
                 record = sequence.record_message(what, number, nbytes)
             self._report(record, operations)
 
-        try:
+        def check() -> None:
+            office.check()
+            sequence.check(what, number)
+
+        def wait() -> None:
             self._connect(operations, timeout_s, until)
             with office.lock:
                 begin()
+            ends = partial(_all_done, operations) if test is None else test
             if test is None:
                 one = operations[0]
                 if not one.done and len(operations) == 1 and not runtime.is_simulated:
                     office.look(one)
-                if not all(each.done for each in operations):
-                    if record is not None:
-                        record.wait = self._wait(record, operations)
-                    test = partial(_all_done, operations)
-                    office.wait(test, until(), None if runtime.is_simulated else stalled, partial(_awaits, operations))
-            else:
-                if record is not None:
-                    record.wait = self._wait(record, operations)
-                office.wait(test, until(), None if runtime.is_simulated else stalled, partial(_awaits, operations))
+                if ends():
+                    return
+            if record is not None:
+                record.wait = self._wait(record, operations)
+            on_stall = None if runtime.is_simulated else stalled
+            office.wait(ends, until(), on_stall, partial(_awaits, operations), check=check)
+
+        try:
+            with office.entered(what):
+                wait()
+        except ClosedError as error:  # by another thread; the job is well
+            for each in operations:
+                office.end(each, error)
+            raise
         except BaseException as error:  # noqa: BLE001 - raised as the first cause
             guarded(self._job, self._members, number, RECORD, until(), partial(again, self._told(error, operations)), what)
         finally:
@@ -267,19 +286,21 @@ class PostPath:
     ) -> None:
         """Begin operations for which the program waits later, by a ``request``, if at all; raises as `run`."""
         office, sequence, runtime = self.office, self._call_sequence, self._runtime
+        office.check_not_inside(what)
         number = sequence.count_message()
         sequence.check(what, number)
         nbytes = sum(len(each.data) for each in operations if isinstance(each, Send))
         record = sequence.record_message(what, number, nbytes) if runtime.is_simulated else None
         try:
-            self._connect(operations, timeout_s)
-            with office.lock:
-                self._begin_all(operations)
-                for each in operations:
-                    each.path = self
-                    office.keep(each, timeout_s)
-                if request is not None:
-                    request.begin()
+            with office.entered(what):
+                self._connect(operations, timeout_s)
+                with office.lock:
+                    self._begin_all(operations)
+                    for each in operations:
+                        each.path = self
+                        office.keep(each, timeout_s)
+                    if request is not None:
+                        request.begin()
         except BaseException as error:  # noqa: BLE001 - raised as the first cause
             deadline = Deadline(timeout_s, runtime.now)
             guarded(self._job, self._members, number, RECORD, deadline, partial(again, self._told(error, operations)), what)
@@ -304,7 +325,9 @@ class PostPath:
 
         own = Deadline(max(office.time_left(operations), 1e-9), runtime.now)
         until = own if deadline is None or own.at <= deadline.at else deadline
-        try:
+
+        def wait() -> None:
+            nonlocal record
             if runtime.is_simulated:
                 record = sequence.record_message(f"wait for {_names(operations)}", number)
                 record.wait = self._wait(record, operations)
@@ -313,22 +336,34 @@ class PostPath:
             if not test():
                 on_stall = None if runtime.is_simulated else stalled
                 office.wait(test, until, on_stall, partial(_awaits, operations), gives_up=until is not own)
+
+        try:
+            with office.entered(f"wait() for {_names(operations)}"):
+                self._waited(operations, wait, is_own=until is own)
+        finally:
+            if record is not None:
+                sequence.end(record)
+
+    def _waited(self, operations: Sequence[Operation], wait: Callable[[], None], *, is_own: bool) -> None:
+        """Wait; what fails ends the operations, but for a deadline that is not their own."""
+        try:
+            wait()
         except Overdue as error:
-            if until is own:
+            if is_own:
                 self._end(operations, error)
         except BaseException as error:
             self._end(operations, error)
             if not isinstance(error, Exception):
                 raise
-        finally:
-            if record is not None:
-                sequence.end(record)
 
     def poll(self, operations: Sequence[Operation]) -> None:
-        """Move what can be moved now, without waiting."""
+        """Move what can be moved now, without waiting; nothing in the middle of another call of this thread."""
+        if self.office.is_taken_by_caller:
+            return
         try:
             self.office.check()
-            self.office.poll()
+            with self.office.entered("done()"):
+                self.office.poll()
         except BaseException as error:
             self._end(operations, error)
             if not isinstance(error, Exception):
@@ -338,7 +373,7 @@ class PostPath:
         """Take a receive back that has met no message; return whether that was so."""
         office = self.office
         self.poll([receive])
-        with office.lock:
+        with office.entered("cancel()"), office.lock:
             if receive.done or not office.matching.withdraw(receive):
                 return False
             office.end(receive, Cancelled(f"{receive.what} was taken back by cancel(): it has received nothing"))
@@ -362,7 +397,7 @@ class PostPath:
         else:
             try:
                 office.wait(lambda: not office.has_work, deadline, None, list)
-            except Exception:  # noqa: BLE001 - the job has ended, or its peers have
+            except (Overdue, LinkLost, HeaderMismatch, Damaged, NotReady):  # answers that no peer waits for any more
                 return True
         for each in left:
             if not each.done and deadline.passed():
@@ -402,8 +437,6 @@ class PostPath:
             return job.fail(Report("mismatch", text, error.peer, members=list(self._members.ranks)))
         if isinstance(error, Overdue) and len(_awaits(operations)) != 1:
             return TimeoutError("no rank sent a message that fits")
-        if isinstance(error, CommError) and not job.control.failed:
-            return error
         return error
 
     def _wait(self, record: Record, operations: Sequence[Operation]) -> Wait:
@@ -419,6 +452,7 @@ class PostPath:
             peers,
             [(peer, False, counts[peer][0]) for peer in peers],
             list(self._members.ranks),
+            group=self._members.number,
             is_any=waiting.is_any,
             taken={peer: counts[peer][1] for peer in peers},
         )
@@ -427,12 +461,6 @@ class PostPath:
         wait = self._wait(record, operations)
         if wait.awaiting:
             self._job.control.report_wait(record, wait)
-
-
-def _came(operations: Sequence[Operation]) -> tuple[int, np.dtype[Any] | None] | None:
-    """Return the size and dtype of what a receive has received."""
-    letters = [each.letter for each in operations if isinstance(each, Receive) and each.letter is not None]
-    return (letters[0].nbytes, letters[0].dtype) if letters else None
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from oneaccord.calls.order.turns import Turns
@@ -84,6 +85,13 @@ class Request(Work[T], Generic[T]):
             self._path.poll(self._operations)
         return super().done()
 
+    def exception(self) -> BaseException | None:
+        """As for `Work`; also the error of a message that has come, and that the caller cannot have as it asked."""
+        if self.done() and self._error is None:
+            with suppress(Exception):  # which is its error from then on
+                self._finish(None)
+        return super().exception()
+
     def begin(self) -> None:
         """Take note of the operations that have ended at once; under the lock of the office."""
         for each in self._operations:
@@ -104,10 +112,13 @@ class Request(Work[T], Generic[T]):
             if isinstance(self._error, CommError) and self._on_failure_seen is not None:
                 self._on_failure_seen()
             raise self._error.with_traceback(self._trace)
-        make = self._make
+        make, self._make = self._make, None
         if make is not None:
-            self._result = make()
-            self._make = None
+            try:
+                self._result = make()
+            except BaseException as error:
+                self._error, self._trace = error, error.__traceback__
+                raise
         return self._result
 
     def _ends_by(self, deadline: Deadline | None) -> bool:

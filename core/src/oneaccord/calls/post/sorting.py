@@ -146,6 +146,7 @@ class Sorter:
         if receive is not None:
             self._fill(receive, letter, send.data)
             send.finish()
+            self._ended()
             return
         if send.flags & READY:
             raise NotReady(self._rank, str(send.what))
@@ -153,6 +154,7 @@ class Sorter:
         bytes_of(letter.array)[:] = send.data
         letter.is_complete = True
         self.matching.add(letter)
+        self._ended()  # a thread may probe for it
         if send.flags & SYNC:
             self._numbers = letter.number = send.number = self._numbers + 1
             self._unanswered[send.number] = send
@@ -169,6 +171,8 @@ class Sorter:
         else:
             self.matching.remove(letter)
             self.meet(receive, letter)
+            if letter.source == self._rank:
+                self._ended()
 
     def find(self, receive: Receive) -> Letter | None:
         """Return the message that a receive would meet now."""
@@ -328,6 +332,10 @@ class Sorter:
             self._arrived(receive)
             return None
         return target[len(data) :], partial(self._arrived, receive)
+
+    def _ended(self) -> None:
+        """Let other threads look whether what they wait for has happened, if a thread of this rank itself has done it."""
+        raise NotImplementedError
 
     def _interrupt(self) -> None:
         """Let the driver look again: there is something new to wait for."""
