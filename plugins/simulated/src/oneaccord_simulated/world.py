@@ -294,6 +294,7 @@ class _Recorder(FlightRecorder):
         self._runtime = runtime
         self._rank = rank
         self._events: dict[Record, CallEvent] = {}
+        self._rows: set[int] = set()
 
     def start(self, channel: int, sequence: int, call: object, nbytes: int = 0) -> Record:
         runtime, scheduler = self._runtime, self._runtime.scheduler
@@ -329,11 +330,22 @@ class _Recorder(FlightRecorder):
             return True, text
         return False, "; ".join([story(self._runtime, self._rank), *self._runtime.sent(channel, self._rank)])
 
-    def finish(self, record: Record) -> None:
-        super().finish(record)
+    def go_on(self, record: Record) -> None:
+        """Note that a request has begun, which no thread runs: it gets a row of its own."""
+        super().go_on(record)
         self._runtime.scheduler.current().doing = None
-        event = self._events.pop(record, None)
+        event = self._events.get(record)
         if event is not None:
-            error = sys.exception()
+            event.background = -next(row for row in range(1, len(self._rows) + 2) if row not in self._rows)
+            self._rows.add(-event.background)
+
+    def finish(self, record: Record, error: BaseException | None = None) -> None:
+        super().finish(record, error)
+        event = self._events.pop(record, None)
+        if event is None or event.background >= 0:
+            self._runtime.scheduler.current().doing = None
+        if event is not None:
+            self._rows.discard(-event.background)
+            error = error or sys.exception()
             event.end_s = self._runtime.scheduler.now
             event.error = "" if error is None else type(error).__name__
