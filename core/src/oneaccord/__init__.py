@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from oneaccord.group.init import init
     from oneaccord.group.mesh import DeviceMesh
     from oneaccord.group.shared import SharedArray
+    from oneaccord.group.window import Window
     from oneaccord.job.threads import outside, sleep
     from oneaccord.launchers.seat import Seat
 
@@ -105,6 +106,7 @@ __all__ = [
     "UnknownBackendError",
     "UnsupportedError",
     "UsageError",
+    "Window",
     "Work",
     "__version__",
     "as_completed",
@@ -128,6 +130,7 @@ _HOMES = {
     "Op": "oneaccord.arrays.ops",
     "Seat": "oneaccord.launchers.seat",
     "SharedArray": "oneaccord.group.shared",
+    "Window": "oneaccord.group.window",
     "Work": "oneaccord.calls.work",
     **dict.fromkeys(("ElasticState", "elastic"), "oneaccord.group.elastic"),
     "as_completed": "oneaccord.calls.work",

@@ -114,6 +114,18 @@ class PostOffice(Sorter):
             operation.kept_by = self._kept
             self._courier.call()
 
+    def stand(self, receive: Receive) -> None:
+        """Drive for a receive that is there for good, until `withdraw`; the end of a group does not wait for it."""
+        self._kept[receive] = math.inf, math.inf
+        receive.kept_by = self._kept
+        self._courier.call()
+
+    def withdraw(self, receive: Receive) -> None:
+        """Drive for a receive no longer; under the lock."""
+        self._kept.pop(receive, None)
+        if self._driver is self._courier:
+            self._interrupt()
+
     # Waiting
 
     def poll(self) -> None:
@@ -337,6 +349,12 @@ class PostOffice(Sorter):
         """Whether there is something to do although no thread may wait for it."""
         # A copy: other threads change the set under the lock, which those who ask here need not have.
         return bool(self._kept) or any(not line.is_idle for line in tuple(self._owing))
+
+    @property
+    def has_duties(self) -> bool:
+        """Whether there is something to do that ends by itself."""
+        kept = tuple(self._kept.values())
+        return any(until < math.inf for until, _ in kept) or any(not line.is_idle for line in tuple(self._owing))
 
     @property
     def is_driven(self) -> bool:

@@ -136,6 +136,12 @@ class PostPath:
         self._shorts.calls.append((self._members.channel + 1, number, what, started, self._runtime.now()))
         return True
 
+    def note(self, what: object, started: float) -> None:
+        """Note a call that has ended, and that needed no message."""
+        number = self._call_sequence.count_message()
+        assert self._office is not None
+        self._shorts.calls.append((self._members.channel + 1, number, what, started, self._runtime.now()))
+
     def probe(self, what: object, pattern: Receive, timeout_s: float, *, take: bool) -> Letter:
         """Wait for a message that a receive would meet, and return it; ``take`` it out, so that no other receive meets it."""
         found: list[Letter] = []
@@ -412,13 +418,13 @@ class PostPath:
         if office is None:
             return True
         left = office.kept(self._members.number)
-        if not left and not office.has_work:
+        if not left and not office.has_duties:
             return True
         if left:
             self.wait_for(left, deadline)
         else:
             try:
-                office.wait(lambda: not office.has_work, deadline, None, list)
+                office.wait(lambda: not office.has_duties, deadline, None, list)
             except (Overdue, LinkLost, HeaderMismatch, Damaged, NotReady):  # answers that no peer waits for any more
                 return True
         for each in left:
@@ -480,6 +486,8 @@ class PostPath:
         )
 
     def _report(self, record: Record, operations: Sequence[Operation]) -> None:
+        if any(each.is_served and not each.done for each in operations):  # the store cannot know on whose program it depends
+            return
         wait = self._wait(record, operations)
         if wait.awaiting:
             self._job.control.report_wait(record, wait)
