@@ -130,7 +130,7 @@ def test_atomic_changes_of_all_ranks_add_up(world, own):
             return seen
 
     numbers = world(program, 3)
-    assert sorted(sum(numbers, [])) == list(range(60))
+    assert sorted(number for mine in numbers for number in mine) == list(range(60))
     assert all(mine == sorted(mine) for mine in numbers)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -21,6 +22,7 @@ from oneaccord.calls.windows.direct import Direct
 from oneaccord.calls.windows.places import Place, elements, locate, op_number
 from oneaccord.calls.windows.serving import Server
 from oneaccord.contract.deadline import Deadline
+from oneaccord.control.protocol import Report
 from oneaccord.errors import ClosedError, CommError, SizeMismatchError, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Lock", "Parts", "Window"]
 
 At = int | np.integer[Any] | slice
+_MOST_KEYS = 16
+"""So many elements, which change atomically in one call, are watched as what orders other calls."""
 
 
 class Words:
@@ -148,6 +152,7 @@ class Window:
         self._job = group._job
         self._members = group._members
         self._ranks = group._members.ranks
+        self._history = group._job.runtime.history
         self._is_closed = False
         self._guard = threading.Lock()
         self._held: dict[int, bool] = {}
@@ -317,10 +322,11 @@ class Window:
             direct = self._parts.direct if rank in self._parts.in_reach else None
             change = self._parts.asking.change if direct is None else direct.change
             action = partial(change, what, rank, kind, place, values, seconds, **options)
-            if direct is None and rank != self._job.rank:
-                self._failing(action)
-            else:
-                self._alone(what, action, seconds, place.size * dtype.itemsize)
+            with self._watched(what, kind, rank, place, returns=returns):
+                if direct is None and rank != self._job.rank:
+                    self._failing(action)
+                else:
+                    self._alone(what, action, seconds, place.size * dtype.itemsize)
         if result is None or result is out:
             return out
         if out is not None:
@@ -363,6 +369,7 @@ class Window:
         if self._parts.direct is not None:
             self._parts.direct.flush("flush", ranks, seconds)
         self._failing(partial(self._parts.asking.flush, Words("flush", ranks), ranks, seconds))
+        self._completed(ranks)
 
     # Locks
 
@@ -458,6 +465,8 @@ class Window:
         except BaseException:
             self._held.pop(rank, None)
             raise
+        if self._history is not None:
+            self._history.acquires(self._job.rank, ("lock", self._parts.number, rank, not exclusive))
 
     def _through_locks(self, what: Words, rank: int, seconds: float, *, exclusive: bool) -> None:
         parts = self._parts
@@ -470,6 +479,12 @@ class Window:
         if not ranks:
             return
         parts, seconds, what = self._parts, self.group._limit(timeout_s), Words("unlock", ranks)
+        self._completed(ranks)  # before another rank has the lock
+        for rank in ranks:
+            # One who shares it does not wait for others who do.
+            for shared in (False, True) if self._held[rank] else (False,):
+                if self._history is not None:
+                    self._history.releases(self._job.rank, ("lock", parts.number, rank, shared))
         if parts.direct is not None and parts.locks_directly:
             self._alone(what, partial(parts.direct.unlock, what, ranks, seconds), seconds, 0)
         else:
@@ -623,6 +638,32 @@ class Window:
         )
 
     # The common part
+
+    @contextmanager
+    def _watched(self, what: Words, kind: int, rank: int, place: Place, *, returns: bool) -> Iterator[None]:
+        """Look in a simulated world for a race of the call in the body with one of another rank."""
+        history, me, window = self._history, self._job.rank, self._parts.number
+        if history is None:
+            yield
+            return
+        is_atomic = kind in (wire.ACCUMULATE, wire.FETCH, wire.SWAP)
+        race = history.access(
+            window, me, rank, place, what, writes=kind != wire.GET, is_atomic=is_atomic, ends=returns or rank == me
+        )
+        if race:
+            self.group._saw()
+            raise self._job.fail(Report("race", race, me, str(what), members=list(self._ranks)))
+        # An element that changes atomically may be a lock, or a flag, of the program's own.
+        keys = [("element", window, rank, each) for each in place.some(_MOST_KEYS)] if is_atomic else []
+        for key in keys:
+            history.releases(me, key)
+        yield
+        for key in keys if returns else ():
+            history.acquires(me, key)
+
+    def _completed(self, ranks: Sequence[int]) -> None:
+        if self._history is not None:
+            self._history.completes(self._parts.number, self._job.rank, ranks)
 
     def _begin(self, name: str, timeout_s: float | None) -> float:
         if self._is_closed:

@@ -16,6 +16,7 @@ from oneaccord_simulated.deadlock import doing, explain, positions, story
 from oneaccord_simulated.faults import FaultPlan
 from oneaccord_simulated.injecting import Injector
 from oneaccord_simulated.primitives import members
+from oneaccord_simulated.races import Races
 from oneaccord_simulated.scheduler import Scheduler, never
 from oneaccord_simulated.state import State
 from oneaccord_simulated.task import BLOCKED, DEAD, Task
@@ -41,6 +42,8 @@ class SimulatedRuntime(State, Runtime):
     ----------
     faults
         Carries the fault plan out.
+    history
+        Finds races for windows.
     """
 
     is_simulated: bool = True
@@ -51,6 +54,7 @@ class SimulatedRuntime(State, Runtime):
         world = ThreadWorld(world_size, "simulated", self, lambda rank: _Recorder(self, rank))
         super().__init__(world, seed, network, faults, keep_messages=keep_messages)
         world.shared[SHARED] = self
+        self.history: Races = Races(world_size, self.where)
         self.faults: Injector = Injector(faults, seed, self)
         self._ranks_per_host = 1 if network is None else network.neighbours(world_size)
         self._explained: list[str] = []
@@ -160,7 +164,16 @@ class SimulatedRuntime(State, Runtime):
     def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
         """Bring word to or from the store, as faults allow."""
         if not self.scheduler.is_stopping:
-            self.faults.carry(dest, action)
+            races = self.history
+            if source >= 0:
+                races.releases(source, SHARED)
+
+            def come() -> None:
+                if dest >= 0:
+                    races.acquires(dest, SHARED)
+                action()
+
+            self.faults.carry(dest, come)
 
     def identity(self, rank: int) -> tuple[str, int]:
         """Return names that are alike on every computer."""

@@ -102,6 +102,7 @@ class PostPath:
             self._call(what, begin, operations, timeout_s, nbytes)
         else:
             self._call(what, begin, operations, timeout_s, nbytes)
+        self.took(operations)
         for each in operations:
             if each.error is not None:
                 raise each.error
@@ -259,8 +260,10 @@ class PostPath:
                 self._shorts.calls.append((self._members.channel + 1, number, what, started, runtime.now()))
 
     def _begin_all(self, operations: Sequence[Operation]) -> None:
-        office = self.office
+        office, history = self.office, self._runtime.history
         for each in operations:
+            if history is not None and isinstance(each, Send) and not each.is_served:
+                history.gives(self._job.rank, (each.context, self._job.rank, each.peer, each.tag))
             if isinstance(each, Receive):
                 if each.letter is None:
                     office.receive(each)
@@ -268,6 +271,13 @@ class PostPath:
                     office.meet(each, each.letter)
             elif isinstance(each, Send):
                 office.send(each)
+
+    def took(self, operations: Sequence[Operation]) -> None:
+        """Note that the program has the messages of some receives."""
+        history = self._runtime.history
+        for each in operations if history is not None else ():
+            if history is not None and isinstance(each, Receive) and each.letter is not None and not each.is_served:
+                history.takes(self._job.rank, (each.letter.context, each.letter.source, self._job.rank, each.letter.tag))
 
     def _connect(self, operations: Sequence[Operation], timeout_s: float, until: Callable[[], Deadline] | None = None) -> None:
         if until is None:

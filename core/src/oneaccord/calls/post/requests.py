@@ -37,6 +37,9 @@ class Path(Protocol):
     def concluded(self, request: Any, error: BaseException | None, account: Account | None) -> None:
         """Take note that a request has ended."""
 
+    def took(self, operations: Sequence[Operation]) -> None:
+        """Note that the program has the messages of some receives."""
+
 
 class Request(Work[T], Generic[T]):
     """The handle of a send or a receive with a tag. No thread waits for it before the program does.
@@ -114,6 +117,8 @@ class Request(Work[T], Generic[T]):
         if self._ended or not all(each.done for each in self.operations):
             return
         self._error = next((each.error for each in self.operations if each.error is not None), None)
+        if self._error is None:
+            self._path.took(self.operations)
         account, self._account = self._account, None
         self._path.concluded(self, self._error, account)
         self._conclude()

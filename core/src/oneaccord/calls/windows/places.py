@@ -39,6 +39,10 @@ class Place(NamedTuple):
         """Return ``count`` of the elements, from the one with the number ``first`` on."""
         return Place(self.start + self.step * first, self.step, count)
 
+    def some(self, most: int) -> list[int]:
+        """Return the numbers of the elements, ``most`` at most."""
+        return [self.start + self.step * index for index in range(min(self.size, most))]
+
     def meets(self, other: Place) -> bool:
         """Return whether the two have an element in common."""
         if not self.size or not other.size:

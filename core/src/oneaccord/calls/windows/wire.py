@@ -64,7 +64,7 @@ def request(
 ) -> Send:
     """Return the message of a request to a rank of the world."""
     body = memoryview(_HEAD.pack(kind, op, *place, number) + data)
-    return Send(what, window, peer, _REQUESTS, body, BYTE, (len(body),), 0)
+    return Ask(what, window, peer, _REQUESTS, body, BYTE, (len(body),), 0)
 
 
 def asked(data: memoryview) -> Asked:
@@ -76,6 +76,17 @@ def asked(data: memoryview) -> Asked:
 def reply(what: object, window: int, peer: int, number: int, data: memoryview) -> Send:
     """Return the message that answers a request of a rank of the world."""
     return Send(what, window | _REPLIES, peer, number, data, BYTE, (len(data),), 0)
+
+
+class Ask(Send):
+    """A request."""
+
+    __slots__ = ()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the other rank's office takes it, whatever its program does; true."""
+        return True
 
 
 class Reply(Receive):
