@@ -145,15 +145,15 @@ class Races:
         _merge(self._clocks[rank], clock)
 
     def _words(self, before: _Access, now: _Access, target: int) -> str:
-        open_end = before.end == math.inf
+        ended = before.end < math.inf
         why = (
-            f"rank {before.rank} had not completed its call by flush(), fence(), unlock() or complete() before they came to an order"
-            if open_end
-            else "no message, lock or fence puts the two in an order"
+            ""
+            if ended
+            else f", and the call of rank {before.rank} was not complete: flush(), fence(), unlock() or complete() comes first"
         )
         return (
-            f"a race for elements of the window of rank {target}: {before}, and {now}. At least one changes them, and {why}: separate them, or use "
-            "accumulate, fetch_and_op and compare_and_swap on both ranks"
+            f"a race for elements of the window of rank {target}: {before}, and {now}. No message, barrier or lock puts the two in an order{why}. "
+            "Separate them, or let both ranks use accumulate, fetch_and_op or compare_and_swap"
         )
 
 

@@ -103,7 +103,7 @@ class SimulatedRuntime(State, Runtime):
 
     def place(self, *, for_good: bool) -> Place:
         """Return the place where the calling task waits."""
-        return _Place(self.scheduler)
+        return _Place(self.scheduler, ends_job=for_good)
 
     def condition(self) -> Condition:
         """Return a condition whose lock is the baton."""
@@ -239,9 +239,10 @@ class _Noted:
 class _Place:
     """The place where a task waits once."""
 
-    __slots__ = ("_scheduler", "_task", "_woken")
+    __slots__ = ("_ends_job", "_scheduler", "_task", "_woken")
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, *, ends_job: bool) -> None:
+        self._ends_job = ends_job
         self._scheduler = scheduler
         self._task: Task | None = None
         self._woken = False
@@ -250,7 +251,7 @@ class _Place:
         self._task = self._scheduler.current()  # first: a task that comes from outside waits here
         until = math.inf if timeout_s is None else self._scheduler.now + timeout_s
         try:
-            while not self._woken and self._scheduler.block(until, ends_job=False):
+            while not self._woken and self._scheduler.block(until, ends_job=self._ends_job):
                 pass
         finally:
             self._task = None

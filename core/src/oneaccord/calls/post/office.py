@@ -222,7 +222,7 @@ class PostOffice(Sorter):
             else:
                 if self._driver is None and self.has_work:
                     self._courier.call()
-                place = self._runtime.place(for_good=False)
+                place = self._runtime.place(for_good=drives and self._runtime.is_simulated)
                 self._parked[place] = test
                 if self._driver is self._courier and not self._runtime.is_simulated:
                     self._interrupt()
