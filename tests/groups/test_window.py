@@ -119,7 +119,7 @@ def test_atomic_changes_of_all_ranks_add_up(world, own):
         with group.window(*made(3, "int64", own)) as win:
             seen = [int(win.fetch_and_op(1, 0, 1)) for _ in range(20)]
             for _ in range(10):
-                old = win.get(1, 2)
+                old = win.fetch_and_op(0, 1, 2)
                 while (now := win.compare_and_swap(old, old + 1, 1, 2)) != old:
                     old = now
             win.accumulate([1, 2], 2, at=1)
@@ -380,9 +380,9 @@ with oa.init(config={{"backend": "{backend}"}}, timeout_s=30) as group:
 """
     with nursery.ranks(program, 3) as ranks:
         ranks.start().await_facts("ready")
-        ranks.send_signal(2, signal.SIGKILL)
+        ranks.signal(2, signal.SIGKILL)
         started = time.monotonic()
-        facts = ranks.await_facts("lost", [0, 1])
+        facts = ranks.await_facts("lost", 2)
         assert time.monotonic() - started < LONG_BEFORE_S
         assert [fact["peer"] for fact in facts] == [2, 2]
         assert facts[0]["local"] == [1.0, 0, 0, 0]
@@ -406,6 +406,22 @@ with oa.init(config={{"backend": "shm"}}, timeout_s=30) as group:
         assert [fact["sums"] for fact in facts] == [[900, 180]] * 3
         if not own:  # nobody need serve it
             assert not any("oneaccord-post" in fact["threads"] for fact in facts)
+
+
+def test_flight_recorder_keeps_the_calls(world):
+    def program(group: Group) -> list[str]:
+        with group.window(2) as made_, group.window(np.zeros(2)) as own:
+            for win in (made_, own):
+                win.put(1.0, 1 - group.rank)
+                with win.lock(0):
+                    pass
+            return [str(what) for _, _, what, *_ in group._post._shorts.calls]
+
+    if world.backend.endswith("simulated"):
+        pytest.skip("there the trace keeps them")
+    calls = world(program, 2)[0]
+    names = ["window.put at rank 1, [0]", "window.lock at rank 0", "window.unlock at rank 0"]
+    assert [call for call in calls if not call.startswith("window.flush")] == names * 2
 
 
 def test_calls_are_seen_by_name() -> None:

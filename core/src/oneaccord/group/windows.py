@@ -26,7 +26,8 @@ from oneaccord.common.ranks import show_ranks
 from oneaccord.errors import CommError, DTypeError, LayoutError
 from oneaccord.group.hosts import Hosts
 from oneaccord.group.shared import SharedArray, Whole, begin_to_share, checked_array, hosts_of
-from oneaccord.group.window import Parts, Window
+from oneaccord.group.window import Window
+from oneaccord.group.window_base import Parts
 
 __all__ = ["WindowCalls"]
 

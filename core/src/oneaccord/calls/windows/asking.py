@@ -59,7 +59,6 @@ class Asking:
         place: Place,
         values: Array,
         seconds: float,
-        *,
         op: int = 0,
         expected: Array = NOTHING,
         out: Array | None = None,
@@ -103,7 +102,7 @@ class Asking:
         self._ask(what, [(peer, wire.FLUSH) for peer in peers if peer in self._open], seconds)
         self._open.difference_update(peers)
 
-    def lock(self, what: object, peer: int, seconds: float, *, exclusive: bool) -> None:
+    def lock(self, what: object, peer: int, seconds: float, exclusive: bool) -> None:
         """Wait for the lock of a window."""
         self._ask(what, [(peer, wire.LOCK if exclusive else wire.LOCK_SHARED)], seconds)
 

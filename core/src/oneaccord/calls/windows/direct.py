@@ -108,7 +108,6 @@ class Direct:
         place: Place,
         values: Array,
         seconds: float,
-        *,
         op: int = 0,
         expected: Array = NOTHING,
         out: Array | None = None,
@@ -141,7 +140,7 @@ class Direct:
         """As `Asking.flush`; all is complete already, and only its order is to be seen by others."""
         memory_fence()
 
-    def lock(self, what: object, peer: int, seconds: float, *, exclusive: bool) -> None:
+    def lock(self, what: object, peer: int, seconds: float, exclusive: bool) -> None:
         """As `Asking.lock`."""
         self._locks.take(self._places[peer], self._pausing(what, seconds), exclusive=exclusive)
 
