@@ -13,12 +13,14 @@ from oneaccord_native._core import (
     Ring,
     Send,
     Stream,
+    free_word,
     mailbox_slot_bytes,
     measure_add,
     measure_copy,
     measure_flags,
     measure_pings,
     measure_stream,
+    take_word,
 )
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Ring",
     "Send",
     "Stream",
+    "free_word",
     "get_include",
     "mailbox_slot_bytes",
     "measure_add",
@@ -39,6 +42,7 @@ __all__ = [
     "measure_flags",
     "measure_pings",
     "measure_stream",
+    "take_word",
 ]
 
 

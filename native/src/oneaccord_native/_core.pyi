@@ -200,3 +200,7 @@ def measure_flags(
 def measure_pings(
     fd: int, first: bool, batches: int, timeout_s: float, /
 ) -> float: ...  # Eight round trips of 8 bytes a batch, over a socket. Raises OSError, TimeoutError.
+def take_word(
+    memory: _Memory, index: int, owner: int, tries: int, /
+) -> int: ...  # Take the lock of a word of 8 bytes; return 0, or the owner who has it after so many looks.
+def free_word(memory: _Memory, index: int, owner: int, /) -> bool: ...  # Give it back; return whether it was this owner's.

@@ -35,6 +35,7 @@ static int execute(PyObject *module) {
         Py_XDECREF(type);
         if (failed) return -1;
     }
+    if (PyModule_AddFunctions(module, word_methods) < 0) return -1;
     return PyModule_AddFunctions(module, mailbox_methods);
 }
 

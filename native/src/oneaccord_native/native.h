@@ -88,7 +88,7 @@ typedef struct {
 
 extern PyType_Spec ring_spec, stream_spec, program_spec, counters_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec;
 
-extern PyMethodDef limit_methods[], mailbox_methods[];
+extern PyMethodDef limit_methods[], mailbox_methods[], word_methods[];
 
 State *state_of(PyTypeObject *type);
 

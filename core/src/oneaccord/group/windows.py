@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, SupportsIndex
@@ -48,12 +48,13 @@ class Windowed(Whole, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Brought:
-    """What a rank brings: how many elements, of which dtype, which is 0 for none; and whether they are in an array of its own."""
+    """What a rank brings: how many elements, of which dtype, which is 0 for none; whether they are in an array of its own; and whether it has C."""
 
     length: int
     code: int
     fields: bytes
     is_own: bool
+    is_native: bool = False
 
 
 class WindowCalls:
@@ -101,7 +102,7 @@ class WindowCalls:
         try:
             is_apart = self._job.runtime.is_simulated or self._members.size == 1
             hosts = Hosts(tuple(range(self._members.size))) if is_apart else hosts_of(self, trade)
-            cards = trade("brings", brought)
+            cards = trade("brings", replace(brought, is_native=self._paths.native is not None))
             all_bring = self._job.read_cards(cards, _Brought, trade.name, self._members.ranks)
             found = _common_dtype(all_bring, self._members.ranks)
             number = trade.number
@@ -181,7 +182,8 @@ def _made(
             for rank in parts[first]
             if not brought[rank].is_own
         }
-        changes, taken = (layout.locks(memory, which, job.rank) for which in range(2))
+        module = group._paths.native if all(each.is_native for each in brought) else None
+        changes, taken = layout.locks(memory, job.rank, module)
         direct = Direct(flats, layout.places, changes, taken, group._call_sequence.check, job.runtime.now)
         if own is None:
             local = flats[job.rank].reshape(shape)

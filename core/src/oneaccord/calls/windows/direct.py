@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from types import ModuleType
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from oneaccord.calls.windows import wire
 from oneaccord.calls.windows.bakery import Bakery
 from oneaccord.calls.windows.places import Place
 from oneaccord.calls.windows.serving import carry_out
+from oneaccord.calls.windows.words import WordLocks
 from oneaccord.contract.deadline import Deadline
 from oneaccord.runtime.host_memory import memory_fence
 
@@ -45,18 +46,20 @@ class Parts:
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self.places: dict[int, int] = {rank: place for place, rank in enumerate(sizes)}
-        self._words = Bakery.nbytes(len(sizes))
+        self._changes = max(Bakery.nbytes(len(sizes)), WordLocks.nbytes(len(sizes)))
         self._starts: dict[int, int] = {}
-        end = 2 * self._words
+        end = self._changes + Bakery.nbytes(len(sizes))
+        self._end = end
         for rank, size in sizes.items():
             self._starts[rank] = end = -(-end // ALIGNMENT) * ALIGNMENT
             end += size
         self.nbytes: int = end
 
-    def locks(self, memory: Array, number: int, rank: int) -> Bakery:
-        """Return one of two sets of locks, as this rank uses them."""
-        words = memory[number * self._words : (number + 1) * self._words].data.cast("B").cast("Q")
-        return Bakery(words, len(self.places), self.places[rank])
+    def locks(self, memory: Array, rank: int, module: ModuleType | None) -> tuple[Bakery | WordLocks, Bakery]:
+        """Return the locks of single changes and those of programs, as this rank uses them; ``module`` is the compiled executor, if all ranks have it."""
+        words, size, place = memory.data.cast("B")[: self._end].cast("Q"), len(self.places), self.places[rank]
+        changes, taken = words[: self._changes // 8], words[self._changes // 8 :]
+        return Bakery(changes, size, place) if module is None else WordLocks(module, changes, place), Bakery(taken, size, place)
 
     def window(self, memory: Array, rank: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Return the window of a rank."""
@@ -86,7 +89,7 @@ class Direct:
         self,
         flats: Mapping[int, Array],
         places: Mapping[int, int],
-        atomic: Bakery,
+        atomic: Bakery | WordLocks,
         locks: Bakery,
         check: Callable[[object], None],
         now: Callable[[], float] = time.monotonic,
@@ -120,8 +123,13 @@ class Direct:
             assert out is not None
             out[...] = place.of(flat)
         else:
-            with self.atomic(peer, what, seconds):
-                old = carry_out(flat, kind, op, place, values, expected)
+            at = self._places[peer]
+            with self._threads:
+                self._atomic.take(at, _Pausing(self, what, seconds))
+                try:
+                    old = carry_out(flat, kind, op, place, values, expected)
+                finally:
+                    self._atomic.give_back(at)
             if out is not None:
                 out[...] = old
 
@@ -130,7 +138,7 @@ class Direct:
         """Let no other rank change elements of a window atomically in the body."""
         place = self._places[peer]
         with self._threads:
-            self._atomic.take(place, self._pausing(what, seconds))
+            self._atomic.take(place, _Pausing(self, what, seconds))
             try:
                 yield
             finally:
@@ -142,21 +150,44 @@ class Direct:
 
     def lock(self, what: object, peer: int, seconds: float, exclusive: bool) -> None:
         """As `Asking.lock`."""
-        self._locks.take(self._places[peer], self._pausing(what, seconds), exclusive=exclusive)
+        self._locks.take(self._places[peer], _Pausing(self, what, seconds), exclusive=exclusive)
 
     def unlock(self, what: object, peers: Sequence[int], seconds: float) -> None:
         """As `Asking.unlock`."""
         for peer in peers:
             self._locks.give_back(self._places[peer])
 
-    def _pausing(self, what: object, seconds: float) -> Callable[[int, int], None]:
-        return partial(self._pause, what, Deadline(seconds, self._now))
+    def check(self, what: object) -> None:
+        """Raise if a call cannot continue."""
+        self._check(what)
 
-    def _pause(self, what: object, until: Deadline, tries: int, owner: int) -> None:
+    def deadline(self, seconds: float) -> Deadline:
+        """Return the end of so many seconds."""
+        return Deadline(seconds, self._now)
+
+    def rank_at(self, place: int) -> int:
+        """Return the rank of the world at a place."""
+        return self._ranks[place]
+
+
+class _Pausing:
+    """Waits a moment, for a call that may last so many seconds, until another rank gives a lock back."""
+
+    __slots__ = ("_direct", "_seconds", "_until", "_what")
+
+    def __init__(self, direct: Direct, what: object, seconds: float) -> None:
+        self._direct = direct
+        self._what = what
+        self._seconds = seconds
+        self._until: Deadline | None = None
+
+    def __call__(self, tries: int, owner: int) -> None:
+        if self._until is None:
+            self._until = self._direct.deadline(self._seconds)
         if tries <= _TRIES:
             os.sched_yield()
             return
-        self._check(what)
-        if until.passed():
-            raise Overdue([self._ranks[owner]])
+        self._direct.check(self._what)
+        if self._until.passed():
+            raise Overdue([self._direct.rank_at(owner)])
         time.sleep(min(_NAP_S * (tries - _TRIES), _LONGEST_NAP_S))

@@ -18,6 +18,7 @@ __all__ = ["REPLACE", "Place", "changer", "elements", "locate", "op_number", "sw
 REPLACE = "replace"
 """The op that is none: the new value takes the place of the old one."""
 _OPS = (*OP_NAMES, REPLACE)
+_INT64 = np.dtype(np.int64)
 Changer = Callable[[Array, Array], Array]
 
 
@@ -129,6 +130,8 @@ def elements(values: Any, dtype: np.dtype[Any], what: str = "values") -> Array:
     DTypeError
         They have another one, or are not numbers of that kind.
     """
+    if (type(values) is float and dtype.kind == "f") or (type(values) is int and dtype == _INT64 and abs(values) < 1 << 62):
+        return np.array(values, dtype)
     if isinstance(values, np.ndarray | np.generic):
         array = np.asarray(values)
         if array.dtype == dtype:
@@ -147,7 +150,7 @@ def elements(values: Any, dtype: np.dtype[Any], what: str = "values") -> Array:
         raise DTypeError(f"{what} cannot be elements of a window of {dtype}: {error}") from None
 
 
-def op_number(op: object, dtype: np.dtype[Any]) -> int:
+def op_number(op: Any, dtype: np.dtype[Any]) -> int:
     """Return the number of an op on the wire.
 
     Raises
@@ -157,9 +160,23 @@ def op_number(op: object, dtype: np.dtype[Any]) -> int:
     UsageError
         It has no name, so that the target cannot know it.
     """
-    if op == REPLACE:
+    known = _NUMBERS.get((op, dtype)) if type(op) is str else None
+    if known is not None:
+        return known
+    number = _op_number(op, dtype)
+    if type(op) is str and len(_NUMBERS) < _MOST_NUMBERS:
+        _NUMBERS[op, dtype] = number
+    return number
+
+
+_NUMBERS: dict[tuple[str, np.dtype[Any]], int] = {}
+_MOST_NUMBERS = 256
+
+
+def _op_number(op: Any, dtype: np.dtype[Any]) -> int:
+    if isinstance(op, str) and op == REPLACE:
         return len(OP_NAMES)
-    reduction = resolve_op(op, dtype)  # type: ignore[arg-type] # it says what it takes
+    reduction = resolve_op(op, dtype)
     if reduction.is_mean or reduction.name not in OP_NAMES:
         names = ", ".join(name for name in _OPS if name != "mean")
         raise UsageError(
@@ -171,15 +188,19 @@ def op_number(op: object, dtype: np.dtype[Any]) -> int:
 def changer(number: int, dtype: np.dtype[Any]) -> Changer:
     """Return ``change(view, values)``, which changes elements of a window by an op, and returns what they were."""
     name = _OPS[number]
-    combine = None if name == REPLACE else quiet(resolve_op(name, dtype).combine)
+    combine = None if name == REPLACE else resolve_op(name, dtype).combine
+    if combine is not None and dtype.kind not in "biu":
+        combine = quiet(combine)
 
     def change(view: Array, values: Array) -> Array:
         old = view.copy()
         if combine is None:
             view[...] = values
+        elif view.flags.c_contiguous:
+            combine(old, values, out=view)
         else:
             new = np.empty_like(old)
-            combine(old, values, new)
+            combine(old, values, out=new)
             view[...] = new
         return old
 
