@@ -6,15 +6,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from oneaccord.arrays.memory import NOTHING, Array, check_out, new_array
 from oneaccord.calls.failures import again, guarded
 from oneaccord.calls.observed import observed
+from oneaccord.calls.order.call_sequence import CallSequence
+from oneaccord.calls.paths import Paths
 from oneaccord.calls.post.envelopes import RECORD
 from oneaccord.calls.post.messages import BYTE, Operation, Receive, Send
+from oneaccord.calls.post.path import PostPath
+from oneaccord.calls.programs import CallBuilder
 from oneaccord.calls.windows import wire
 from oneaccord.calls.windows.asking import Asking
 from oneaccord.calls.windows.direct import Direct
@@ -23,9 +27,7 @@ from oneaccord.calls.windows.serving import Server
 from oneaccord.contract.deadline import Deadline
 from oneaccord.control.protocol import Report
 from oneaccord.errors import ClosedError, CommError, SizeMismatchError, UsageError
-
-if TYPE_CHECKING:
-    from oneaccord.group.windows import Windowed
+from oneaccord.group.shared import SharedArray, Whole
 
 __all__ = ["At", "Parts", "WindowBase", "Words"]
 
@@ -104,6 +106,20 @@ class Parts:
         self.in_reach: frozenset[int] = in_reach
         self.locks_directly: bool = locks_directly
         self.release: Callable[[], None] = release
+
+
+class Windowed(Whole, Protocol):
+    """A group, as far as windows need to know it."""
+
+    _builder: CallBuilder
+    _call_sequence: CallSequence
+    _paths: Paths
+
+    @property
+    def _post(self) -> PostPath: ...
+    def _limit(self, timeout_s: float | None) -> float: ...
+    def _failing(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any: ...
+    def shared(self, shape: Any, dtype: Any = ..., *, timeout_s: float | None = None) -> SharedArray[Any]: ...
 
 
 class WindowBase:

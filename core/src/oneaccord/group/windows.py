@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from oneaccord.arrays.dtypes import check_dtype, dtype_from_code, dtype_name, fields_of
 from oneaccord.arrays.memory import Array
-from oneaccord.calls.order.call_sequence import CallSequence
-from oneaccord.calls.paths import Paths
-from oneaccord.calls.post.path import PostPath
-from oneaccord.calls.programs import CallBuilder
 from oneaccord.calls.windows.asking import Asking
 from oneaccord.calls.windows.direct import Direct
 from oneaccord.calls.windows.direct import Parts as Memory
@@ -25,25 +21,11 @@ from oneaccord.calls.windows.serving import Server
 from oneaccord.common.ranks import show_ranks
 from oneaccord.errors import CommError, DTypeError, LayoutError
 from oneaccord.group.hosts import Hosts
-from oneaccord.group.shared import SharedArray, Whole, begin_to_share, checked_array, hosts_of
+from oneaccord.group.shared import SharedArray, begin_to_share, checked_array, hosts_of
 from oneaccord.group.window import Window
-from oneaccord.group.window_base import Parts
+from oneaccord.group.window_base import Parts, Windowed
 
 __all__ = ["WindowCalls"]
-
-
-class Windowed(Whole, Protocol):
-    """A group, as far as windows need to know it."""
-
-    _builder: CallBuilder
-    _call_sequence: CallSequence
-    _paths: Paths
-
-    @property
-    def _post(self) -> PostPath: ...
-    def _limit(self, timeout_s: float | None) -> float: ...
-    def _failing(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any: ...
-    def shared(self, shape: Any, dtype: Any = ..., *, timeout_s: float | None = None) -> SharedArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
