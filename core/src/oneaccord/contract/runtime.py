@@ -70,6 +70,10 @@ class Elements(Protocol):
 class History(Protocol):
     """What happened before what, among the ranks of a world that watches them; ranks are those of the world."""
 
+    def begins(self) -> None:
+        """Note that there is a window."""
+        ...
+
     def gives(self, rank: int, key: Hashable) -> None:
         """Note that a rank sends a message; those with one key are received in the order in which they were sent."""
         ...

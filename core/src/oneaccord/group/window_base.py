@@ -144,6 +144,8 @@ class WindowBase:
         self._sequence = group._call_sequence
         self._history = group._job.runtime.history
         self._is_closed = False
+        if self._history is not None:
+            self._history.begins()
         self._guard = threading.Lock()
         self._held: dict[int, bool] = {}
         self._targets: tuple[int, ...] = ()
@@ -336,6 +338,8 @@ class WindowBase:
                 self._shown(what, partial(action, *arguments))
             else:
                 action(*arguments)
+        except UsageError:
+            raise
         except BaseException as error:  # noqa: BLE001 - raised as the first cause
             number, deadline = self._sequence.messages + 1, Deadline(seconds, runtime.now)
             try:

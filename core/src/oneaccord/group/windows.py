@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -19,13 +20,15 @@ from oneaccord.calls.windows.direct import Direct
 from oneaccord.calls.windows.direct import Parts as Memory
 from oneaccord.calls.windows.serving import Server
 from oneaccord.common.ranks import show_ranks
-from oneaccord.errors import CommError, DTypeError, LayoutError
+from oneaccord.errors import CommError, DTypeError, LayoutError, UnsupportedError
 from oneaccord.group.hosts import Hosts
 from oneaccord.group.shared import SharedArray, begin_to_share, checked_array, hosts_of
 from oneaccord.group.window import Window
 from oneaccord.group.window_base import Parts, Windowed
 
 __all__ = ["WindowCalls"]
+
+_log = logging.getLogger("oneaccord.job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class WindowCalls:
             The ranks have different dtypes, alike on all ranks; or this one cannot travel. The group stays as it was.
         LayoutError
             The array is not C-contiguous, or read-only.
-        OutOfMemoryError, UnsupportedError
+        OutOfMemoryError
             As for `shared`.
         """
         own, shape, brought = _brought(array, dtype)
@@ -87,18 +90,18 @@ class WindowCalls:
             cards = trade("brings", replace(brought, is_native=self._paths.native is not None))
             all_bring = self._job.read_cards(cards, _Brought, trade.name, self._members.ranks)
             found = _common_dtype(all_bring, self._members.ranks)
-            number = trade.number
-            self._post.office.connect(self._post.others, partial(self._begin, timeout_s))
+            return _made(self, trade.number, hosts, all_bring, own, shape, found, timeout_s)
         except CommError:
             self._saw()
             raise
-        return _made(self, number, hosts, all_bring, own, shape, found, timeout_s)
 
 
 def _brought(array: Any, dtype: Any) -> tuple[Array | None, tuple[int, ...], _Brought]:
     """Return what this rank brings: an array of its own, the shape of one to be made, and the card."""
     if array is None:
-        return None, (0,), _Brought(0, 0 if dtype is None else check_dtype(checked_array(0, dtype)[1]), b"", is_own=False)
+        if dtype is None:
+            return None, (0,), _Brought(0, 0, b"", is_own=False)
+        array = 0
     if not isinstance(array, np.ndarray):
         if not isinstance(array, SupportsIndex | Sequence) or isinstance(array, str | bytes):
             raise LayoutError(f"a window is made from a NumPy array, a shape, or None, not from a {type(array).__name__}")
@@ -155,8 +158,12 @@ def _made(
     }
     local = own
     atomic: AbstractContextManager[object] | None = None
-    if len(parts) < len(ranks):  # some ranks share memory
-        shared = group.shared(max(layout.nbytes for layout in layouts.values()), np.uint8, timeout_s=timeout_s)
+    if len(parts) < len(ranks) and not all(each.is_own for each in brought):  # some ranks may share memory
+        try:
+            shared = group.shared(max(layout.nbytes for layout in layouts.values()), np.uint8, timeout_s=timeout_s)
+        except UnsupportedError as error:  # alike on all ranks
+            _log.info("windows are reached by messages: %s", error)
+    if shared is not None:
         first = hosts.firsts[group._members.rank]
         layout, memory = layouts[first], shared.array
         flats = {
@@ -179,6 +186,7 @@ def _made(
     asking = Asking(post.run, job.runtime.now, number, job.rank, server, post.office.lock)
     locks_directly = len(parts) == 1 and not any(each.is_own for each in brought) and direct is not None
     if not locks_directly:
+        post.office.connect(post.others, partial(group._begin, timeout_s))
         server.begin(ranks, post)
     made = Parts(
         number,

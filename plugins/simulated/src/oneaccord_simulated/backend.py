@@ -210,8 +210,7 @@ class _Pipe:
         except BaseException as error:  # noqa: BLE001 - an exception of a reduction belongs to the receiver
             self._fail(receive, error)
             return
-        if message.clock is not None:
-            self._runtime.history.learn(self._line.dest, message.clock)
+        self._runtime.history.learn(self._line.dest, message.clock)
         self._finish(sent)
         self._finish(receive)
 

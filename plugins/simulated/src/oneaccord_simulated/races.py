@@ -61,14 +61,21 @@ class Races:
     """
 
     def __init__(self, world_size: int, where: Callable[[], str]) -> None:
-        self._clocks: list[Clock] = [[int(other == rank) for other in range(world_size)] for rank in range(world_size)]
         self._where = where
-        self._sent: dict[Hashable, deque[Clock]] = {}
+        self._is_on = False
+        self._clocks: list[Clock] = []
+        self._sent: dict[Hashable, deque[Clock | None]] = {}
         self._released: dict[Hashable, Clock] = {}
         self._accesses: dict[tuple[int, int], list[_Access]] = {}
         self._size = world_size
 
     # As oneaccord.contract.runtime.History
+
+    def begins(self) -> None:
+        """Note that there is a window: until then there is nothing to find, and clocks cost time in large worlds."""
+        if not self._is_on:
+            self._is_on = True
+            self._clocks = [[int(other == rank) for other in range(self._size)] for rank in range(self._size)]
 
     def gives(self, rank: int, key: Hashable) -> None:
         """Note that a rank sends a message."""
@@ -79,11 +86,14 @@ class Races:
         sent = self._sent.get(key)
         if sent:
             self.learn(rank, sent.popleft())
+            if not sent:
+                del self._sent[key]
 
     def releases(self, rank: int, key: Hashable) -> None:
         """Note that what a rank has done comes before all that acquires the key from now on."""
-        known = self._released.setdefault(key, [0] * self._size)
-        _merge(known, self.snapshot(rank))
+        clock = self.snapshot(rank)
+        if clock is not None:
+            _merge(self._released.setdefault(key, [0] * self._size), clock)
 
     def acquires(self, rank: int, key: Hashable) -> None:
         """Note that what has released the key comes before what a rank does from now on."""
@@ -133,16 +143,19 @@ class Races:
 
     # For messages of the simulated backend
 
-    def snapshot(self, rank: int) -> Clock:
-        """Return the clock of a rank, for what it sends now; what it does from now on is later."""
+    def snapshot(self, rank: int) -> Clock | None:
+        """Return the clock of a rank, for what it sends now; what it does from now on is later. None if there is no window."""
+        if not self._is_on:
+            return None
         clock = self._clocks[rank]
         taken = list(clock)
         clock[rank] += 1
         return taken
 
-    def learn(self, rank: int, clock: Clock) -> None:
+    def learn(self, rank: int, clock: Clock | None) -> None:
         """Let a rank know what a message knows."""
-        _merge(self._clocks[rank], clock)
+        if clock is not None:
+            _merge(self._clocks[rank], clock)
 
     def _words(self, before: _Access, now: _Access, target: int) -> str:
         ended = before.end < math.inf

@@ -71,8 +71,6 @@ class Asking:
                 out[...] = old
             return
         until = Deadline(seconds, self._now)
-        if out is None:
-            self._open.add(peer)
         operations: list[Operation] = []
         moved = 0
         for first, count in _pieces(
@@ -96,11 +94,14 @@ class Asking:
                 operations, moved = [], 0
         if operations:
             self._run(what, operations, _left(until), moved)
+        if out is None:
+            self._open.add(peer)
 
     def flush(self, what: object, peers: Sequence[int], seconds: float) -> None:
         """Wait until what this rank has begun on the windows of some ranks of the world is complete."""
-        self._ask(what, [(peer, wire.FLUSH) for peer in peers if peer in self._open], seconds)
-        self._open.difference_update(peers)
+        left = [peer for peer in peers if peer in self._open]
+        self._open.difference_update(left)  # before: another thread may begin more meanwhile
+        self._ask(what, [(peer, wire.FLUSH) for peer in left], seconds)
 
     def lock(self, what: object, peer: int, seconds: float, exclusive: bool) -> None:
         """Wait for the lock of a window."""
@@ -108,8 +109,8 @@ class Asking:
 
     def unlock(self, what: object, peers: Sequence[int], seconds: float) -> None:
         """Give the locks of windows back, when what this rank has begun there is complete."""
-        self._ask(what, [(peer, wire.UNLOCK) for peer in peers], seconds)
         self._open.difference_update(peers)
+        self._ask(what, [(peer, wire.UNLOCK) for peer in peers], seconds)
 
     def _ask(self, what: object, asks: Sequence[tuple[int, int]], seconds: float) -> None:
         operations: list[Operation] = []

@@ -19,6 +19,7 @@ from oneaccord.calls.windows.places import Place
 from oneaccord.calls.windows.serving import carry_out
 from oneaccord.calls.windows.words import WordLocks
 from oneaccord.contract.deadline import Deadline
+from oneaccord.errors import UsageError
 from oneaccord.runtime.host_memory import memory_fence
 
 __all__ = ["Direct", "Parts"]
@@ -102,6 +103,7 @@ class Direct:
         self._check = check
         self._now = now
         self._threads = threading.RLock()  # those of this rank share its tickets
+        self._is_inside = False
 
     def change(
         self,
@@ -123,26 +125,41 @@ class Direct:
             assert out is not None
             out[...] = place.of(flat)
         else:
-            at = self._places[peer]
             with self._threads:
-                self._atomic.take(at, _Pausing(self, what, seconds))
+                self._enter(peer, what, seconds)
                 try:
                     old = carry_out(flat, kind, op, place, values, expected)
                 finally:
-                    self._atomic.give_back(at)
+                    self._leave(peer)
             if out is not None:
                 out[...] = old
 
     @contextmanager
     def atomic(self, peer: int, what: object, seconds: float) -> Iterator[None]:
         """Let no other rank change elements of a window atomically in the body."""
-        place = self._places[peer]
         with self._threads:
-            self._atomic.take(place, _Pausing(self, what, seconds))
+            self._enter(peer, what, seconds)
             try:
                 yield
             finally:
-                self._atomic.give_back(place)
+                self._leave(peer)
+
+    def _enter(self, peer: int, what: object, seconds: float) -> None:
+        if self._is_inside:
+            raise UsageError(
+                f"a signal handler called {what} while this thread was in the middle of another such call: set a flag in the handler, and make "
+                "the call later; nothing has changed"
+            )
+        self._is_inside = True
+        try:
+            self._atomic.take(self._places[peer], _Pausing(self, what, seconds))
+        except BaseException:
+            self._is_inside = False
+            raise
+
+    def _leave(self, peer: int) -> None:
+        self._atomic.give_back(self._places[peer])
+        self._is_inside = False
 
     def flush(self, what: object, peers: Sequence[int], seconds: float) -> None:
         """As `Asking.flush`; all is complete already, and only its order is to be seen by others."""
