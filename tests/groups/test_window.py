@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fault_tools import LONG_BEFORE_S, Nursery
-from support.worlds import thread_world
+from support.worlds import must, thread_world
 
 import oneaccord as oa
 from oneaccord.api import Group
@@ -359,22 +359,34 @@ def test_threads_of_a_rank_use_a_window_together(world):
     world(program, 2)
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
-@OWN
-def test_rank_killed_in_its_lock_ends_the_wait_of_others(nursery: Nursery, backend: str, own: bool) -> None:
+@pytest.mark.parametrize(
+    ("backend", "own", "what", "native"),
+    [
+        ("shm", False, "lock", True),
+        ("shm", True, "lock", True),
+        ("tcp", True, "lock", True),
+        ("shm", False, "change", True),
+        ("tcp", False, "change", False),
+    ],
+)
+def test_rank_killed_in_its_lock_ends_the_wait_of_others(
+    nursery: Nursery, backend: str, own: bool, what: str, native: bool
+) -> None:
     program = f"""
-with oa.init(config={{"backend": "{backend}"}}, timeout_s=30) as group:
+with oa.init(config={{"backend": "{backend}", "native": {native}}}, timeout_s=30) as group:
     win = group.window(np.zeros(4) if {own} else 4)
     if rank == 2:
         win.lock(0)
         win.put(1.0, 0)
         win.flush()
+        if {"change" in what}:  # in the middle of one
+            win._parts.direct._enter(group.ranks[0], "a test", 30)
     group.barrier()
     tell("ready")
     try:
         if rank == 2:
             time.sleep(100)
-        win.lock(0)
+        {"win.accumulate(1.0, 0)" if what == "change" else "win.lock(0)"}
     except oa.PeerLostError as error:
         tell("lost", peer=error.peer, local=win.local.tolist())
 """
@@ -388,10 +400,10 @@ with oa.init(config={{"backend": "{backend}"}}, timeout_s=30) as group:
         assert facts[0]["local"] == [1.0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["made", "own"])
-def test_processes_count_and_lock_together(nursery: Nursery, own: bool) -> None:
+@pytest.mark.parametrize(("own", "native"), [(False, True), (False, False), (True, True)])
+def test_processes_count_and_lock_together(nursery: Nursery, own: bool, native: bool) -> None:
     program = f"""
-with oa.init(config={{"backend": "shm"}}, timeout_s=30) as group:
+with oa.init(config={{"backend": "shm", "native": {native} if rank else True}}, timeout_s=30) as group:
     with group.window(np.zeros(2, "int64") if {own} else 2, None if {own} else "int64") as win:
         for _ in range(300):
             win.accumulate(1, 0)
@@ -408,7 +420,69 @@ with oa.init(config={{"backend": "shm"}}, timeout_s=30) as group:
             assert not any("oneaccord-post" in fact["threads"] for fact in facts)
 
 
-def test_flight_recorder_keeps_the_calls(world):
+def test_windows_of_some_ranks_count_by_the_group(world):
+    def program(group: Group) -> None:
+        with group.split(group.rank % 2) as half:
+            for own in (False, True):
+                with half.window(*made(4, "float64", own)) as win:
+                    win.put(float(group.rank), 1 - half.rank, 1)
+                    win.fence()
+                    assert win.local[1] == half.ranks[1 - half.rank]
+                    with win.lock(1), win.lock(0, shared=True):
+                        pass
+
+    world(program, 4)
+
+
+@OWN
+def test_world_of_one_has_windows(world, own):
+    def program(group: Group) -> None:
+        with group.window(*made(3, "float64", own)) as win:
+            with win.lock(0):
+                win.put([1.0, 2.0], 0, 1)
+            win.post([0])
+            win.start([0])
+            assert win.fetch_and_op(5.0, 0, 2) == 2
+            win.complete()
+            win.wait()
+            assert win.local.tolist() == [0, 1, 7]
+        with group.window(None) as empty:
+            empty.fence()
+
+    world(program, 1)
+
+
+def test_ranks_mix_arrays_of_their_own_with_made_ones(world):
+    def program(group: Group) -> None:
+        with group.window(np.zeros(2) if group.rank == 1 else 2) as win:
+            for _ in range(20):
+                for target in range(3):
+                    win.accumulate(1.0, target)
+                with win.lock(2):
+                    win.put(win.get(2, 1) + 1, 2, 1)
+            win.fence()
+            assert win.local.tolist() == [60, 60 if group.rank == 2 else 0]
+
+    world(program, 3)
+
+
+def test_a_handler_in_the_middle_of_a_change_is_refused():
+    def program(group: Group) -> None:
+        with group.window(2, "int64") as win:
+            direct = win._parts.direct
+            with direct.atomic(1 - group.rank, "a test", 5.0):
+                with pytest.raises(oa.UsageError, match="a signal handler called window"):
+                    win.accumulate(1, 1 - group.rank)
+                win.put(1, 1 - group.rank)
+            win.accumulate(1, 1 - group.rank)
+            win.fence()
+            assert win.local.tolist() == [2, 0]
+
+    must(thread_world(program, 2, "shm"))
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm", "hybrid"])
+def test_flight_recorder_keeps_the_calls(backend: str) -> None:
     def program(group: Group) -> list[str]:
         with group.window(2) as made_, group.window(np.zeros(2)) as own:
             for win in (made_, own):
@@ -417,9 +491,7 @@ def test_flight_recorder_keeps_the_calls(world):
                     pass
             return [str(what) for _, _, what, *_ in group._post._shorts.calls]
 
-    if world.backend.endswith("simulated"):
-        pytest.skip("there the trace keeps them")
-    calls = world(program, 2)[0]
+    calls = must(thread_world(program, 2, backend))[0]
     names = ["window.put at rank 1, [0]", "window.lock at rank 0", "window.unlock at rank 0"]
     assert [call for call in calls if not call.startswith("window.flush")] == names * 2
 
@@ -515,9 +587,7 @@ def test_calls_do_what_they_do_to_an_array(own, calls):
             win.fence()
             assert win.local.tolist() == model[group.rank].tolist()
 
-    for outcome in thread_world(program, 2, "simulated"):
-        if isinstance(outcome, BaseException):
-            raise outcome
+    must(thread_world(program, 2, "simulated"))
 
 
 def test_lock_goes_to_those_who_asked_first() -> None:

@@ -75,7 +75,7 @@ RACES = [
 
 
 def fences(group: Group, win: oa.Window) -> None:
-    for _ in range(100):  # so that old calls are forgotten
+    for _ in range(40):  # so that old calls are forgotten
         win.put(1.0, 0, group.rank)
         win.fence()
         win.get(0)
@@ -195,7 +195,7 @@ def test_race_names_both_ranks_and_calls() -> None:
 
 @pytest.mark.parametrize("body", ORDERED.values(), ids=ORDERED)
 def test_ordered_calls_are_no_race(body: Callable[[Group, oa.Window], None]) -> None:
-    explore(with_window(body), 3, range(15)).raise_failure()
+    explore(with_window(body), 3, range(8)).raise_failure()
 
 
 def test_old_calls_are_forgotten() -> None:
