@@ -190,7 +190,8 @@ class Calls:
         if paths.native is not None:
             whose = job, job.control, job.closed_groups, members.number, paths.plugins, float(settings.timeout_s)
             # C answers for calls that it knows, and hands all others to the method.
-            self._call = paths.native.Caller(self._table, self._call, self._go_on, *whose).call  # type: ignore[method-assign]
+            self._caller = paths.native.Caller(self._table, self._call, self._go_on, *whose)
+            self._call = self._caller.call  # type: ignore[method-assign]
         # If the first step says whether the arrays are on devices, or time is simulated, a scatter is one program.
         self._steps_stay_together = job.runtime.is_simulated or paths.devices.channel is not None or not paths.host.moves
         watches = settings.check_inputs or job.runtime.is_simulated

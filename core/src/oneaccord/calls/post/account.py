@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from oneaccord.calls.observed import Observation
 from oneaccord.calls.order.call_sequence import CallSequence
+from oneaccord.calls.order.counters import Counters
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.control.recorder import Record, Short
 
@@ -21,24 +22,32 @@ class Kept:
     ----------
     kept
         How many are kept.
+    compiled
+        Those of the calls that C has made; None if it makes none.
 
     Attributes
     ----------
+    compiled
+        As above.
     calls
         Those that have ended, the oldest first.
     running
         The requests that have begun and not ended.
     """
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, kept: int, compiled: Counters | None) -> None:
         self.next: int = 0
+        self.compiled: Counters | None = compiled
         self.calls: deque[Short] = deque(maxlen=kept)
         self.running: dict[object, Short] = {}
         self._kept = kept
 
     def short(self) -> list[Short]:
         """Return them, the oldest first; of the requests that run, as many as are kept of the others."""
-        return [*self.calls, *list(self.running.values())[-self._kept :]]
+        ended: list[Short] = list(self.calls)
+        if self.compiled is not None:
+            ended = sorted([*ended, *self.compiled.short()], key=lambda call: call[3])[-self._kept :]
+        return [*ended, *list(self.running.values())[-self._kept :]]
 
     def end(self, request: object, now: float) -> None:
         """Note that a request has ended."""

@@ -14,10 +14,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
+from typing import Any
 
 from oneaccord.calls.engine.waiting import Overdue, checked_wait
 from oneaccord.calls.post.courier import Courier
-from oneaccord.calls.post.messages import Operation, Receive, Send
+from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.calls.post.sorting import NotReady, Sorter
 from oneaccord.contract.backend import LinkLost, Transfer
 from oneaccord.contract.deadline import Deadline
@@ -49,7 +50,13 @@ class PostOffice(Sorter):
         self._slice_s = math.inf
         self._courier = Courier(self, job.runtime)
         self._inside: set[int] = set()
+        self.spun: bool = False
         job.control.counted.answers = lambda: self.has_work
+
+    def open(self, compiled: Any, shorts: Any) -> None:
+        """Let the compiled form of a group's calls use this office; it notes them in ``shorts``."""
+        where = self._inside, self._parked, self._kept, self._owing, self.lanes
+        compiled.open(self, *where, *self.matching.waiting, shorts)
 
     # As a part of the job
 
@@ -106,6 +113,13 @@ class PostOffice(Sorter):
         if waits:
             self.look(operation)
         return True
+
+    def take_on(self, receive: Receive, letter: Letter, data: memoryview, came: int) -> None:
+        """As for `Sorter`; whose thread drives no more then."""
+        try:
+            super().take_on(receive, letter, data, came)
+        finally:
+            self._step_back()
 
     def keep(self, operation: Operation, timeout_s: float) -> None:
         """Drive for an operation that has begun, even if no thread waits for it, until it ends."""

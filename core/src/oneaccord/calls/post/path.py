@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from oneaccord.calls.engine.waiting import Overdue
 from oneaccord.calls.failures import again, guarded
 from oneaccord.calls.observed import Observation, observed
 from oneaccord.calls.order.call_sequence import CallSequence
+from oneaccord.calls.order.counters import counters_of
 from oneaccord.calls.post.account import Account, Kept, about, came
-from oneaccord.calls.post.envelopes import RECORD
+from oneaccord.calls.post.envelopes import RECORD, opened
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.calls.post.office import NotReady, PostOffice
 from oneaccord.calls.post.requests import Cancelled, Request
@@ -41,9 +43,13 @@ class PostPath:
     ----------
     office
         The post office of this rank.
+    compiled
+        The compiled form of the group's calls; None if there is none.
     """
 
-    def __init__(self, job: Job, members: Members, call_sequence: CallSequence, plugins: PluginManager) -> None:
+    def __init__(
+        self, job: Job, members: Members, call_sequence: CallSequence, plugins: PluginManager, module: ModuleType | None = None
+    ) -> None:
         self._job = job
         self._members = members
         self._call_sequence = call_sequence
@@ -51,7 +57,10 @@ class PostPath:
         self._runtime = job.runtime
         self._locals = {world: rank for rank, world in enumerate(members.ranks)}
         self._office: PostOffice | None = None
-        self._shorts = Kept(job.control.recorder.kept)
+        kept = job.control.recorder.kept
+        shorts = None if module is None else counters_of(module, members.channel + 1, call_sequence.counters, kept)
+        self._shorts = Kept(kept, shorts)
+        self.compiled: Any = None
         self.others: tuple[int, ...] = tuple(rank for rank in members.ranks if rank != job.rank)
 
     @property
@@ -61,6 +70,8 @@ class PostPath:
             office = self._job.part(PostOffice)
             self._job.control.counted.tagged[self._members.channel + 1] = self._shorts
             self._office = office
+            if self.compiled is not None:
+                office.open(self.compiled, self._shorts.compiled)
         return self._office
 
     def status_of(self, letter: Letter, status: Status | None = None) -> Status:
@@ -142,6 +153,15 @@ class PostPath:
         number = self._call_sequence.count_message()
         assert self._office is not None
         self._shorts.calls.append((self._members.channel + 1, number, what, started, self._runtime.now()))
+
+    def send_on(self, what: object, send: Send, gone: int, timeout_s: float) -> None:
+        """Go on with a send that C has begun, of which ``gone`` bytes have left; raises as `run`."""
+        self._call(what, partial(self.office.send_on, send, gone), [send], timeout_s, len(send.data))
+
+    def take_on(self, what: object, receive: Receive, about: bytes, data: memoryview, came: int, timeout_s: float) -> None:
+        """Go on with a receive whose message's opening, ``about`` it, C has taken, and the first bytes of its ``data``; raises as `run`."""
+        letter = Letter(receive.key[1], opened(memoryview(about), receive.key[1]))
+        self._call(what, partial(self.office.take_on, receive, letter, data, came), [receive], timeout_s, 0)
 
     def probe(self, what: object, pattern: Receive, timeout_s: float, *, take: bool) -> Letter:
         """Wait for a message that a receive would meet, and return it; ``take`` it out, so that no other receive meets it."""
