@@ -9,8 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
+from oneaccord.api import UsageError, describe_launcher
 from oneaccord.common import installing
 from oneaccord.common.installing import install_command
+from oneaccord.engines import registry
 
 PROJECT = """
 [project.optional-dependencies]
@@ -98,3 +100,13 @@ def test_else_the_release_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     came_from(monkeypatch, tmp_path, origin)
 
     assert install_command("pip install 'oneaccord[tcp]'") == "pip install 'oneaccord[tcp]'"
+
+
+@pytest.mark.parametrize(("name", "install"), [("slurm", "'oneaccord[slurm]'"), ("pbs", "'oneaccord[slurm]'")])
+def test_a_launcher_that_is_not_installed_says_how_it_is(monkeypatch: pytest.MonkeyPatch, name: str, install: str) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda **_group: [])
+
+    with pytest.raises(UsageError) as raised:
+        describe_launcher(name)
+
+    assert str(raised.value) == f"there is no launcher {name!r}; install it with: {install_command(f'pip install {install}')}"

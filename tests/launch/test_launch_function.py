@@ -18,6 +18,7 @@ from support import launched
 from support.launch_tools import Watch, environment, watch
 
 import oneaccord as oa
+from oneaccord.common.installing import install_command
 
 __all__ = ["watch"]
 
@@ -198,7 +199,8 @@ def test_launch_of_main_and_lambda_by_cloudpickle(tmp_path: Path) -> None:
 def test_launch_of_main_without_cloudpickle_says_so(tmp_path: Path) -> None:
     out, _ = script(tmp_path, MAIN, before="import sys\nsys.modules['cloudpickle'] = None\n").communicate(timeout=170)
     assert "UsageError: the function of_main with its arguments cannot be sent to the ranks by its name" in out
-    assert 'pip install "oneaccord[launch]"' in out
+    install = install_command("pip install 'oneaccord[launch]'")
+    assert f"Install cloudpickle ({install})" in out
 
 
 INTERRUPTED = """

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
+from oneaccord.common.installing import install_command
 from oneaccord.errors import UsageError
 
 __all__ = ["pack", "unpack"]
@@ -69,8 +70,9 @@ def pack(value: Any, what: str) -> bytes:
             if isinstance(problem, _NotByName)
             else f"pickle says {type(problem).__name__}: {problem}"
         )
+        install = install_command("pip install 'oneaccord[launch]'")
         raise UsageError(
-            f'{what} cannot be sent to the ranks by its name: {reason}. Install cloudpickle (pip install "oneaccord[launch]"), or define it in a module that '
+            f"{what} cannot be sent to the ranks by its name: {reason}. Install cloudpickle ({install}), or define it in a module that "
             "the ranks can import"
         ) from None
     try:

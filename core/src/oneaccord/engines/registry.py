@@ -48,7 +48,8 @@ def describe_launcher(name: str) -> LauncherSpec:
     found = [each for each in entry_points(group=_GROUP) if each.name == name]
     if not found:
         names = launcher_names()
-        hint = f'; install it: pip install "{_OWN[name]}"' if name in _OWN else did_you_mean(name, names)
+        install = install_command(f"pip install '{_OWN[name]}'") if name in _OWN else ""
+        hint = f"; install it with: {install}" if install else did_you_mean(name, names)
         raise UsageError(f"there is no launcher {name!r}{hint}")
     if len({each.value for each in found}) > 1:
         raise PluginError(f"the launcher {name!r} is provided more than once, by {' and '.join(each.value for each in found)}")
