@@ -22,6 +22,7 @@ extensions = [
     "diagrams",  # _site/diagrams.py: pictures of the diagrams that are written in Mermaid
     "generated",  # _site/generated.py: what is made from the code
     "outside",  # _site/outside.py: links to files outside docs/, and to names
+    "questions",  # _site/questions.py: what people type into the search
     "signatures",  # _site/signatures.py: long signatures as lines
     "texts",  # _site/texts.py: the words around a search result
 ]

@@ -111,6 +111,39 @@ def test_search_leads_to_a_page_in_two_clicks(page: Any, words: str, title: str)
     assert title in page.title()
 
 
+@pytest.mark.parametrize(
+    ("words", "page_found"),
+    [
+        ("timeout", "guides/debugging-a-hang"),
+        ("rank died", "guides/elastic"),
+        ("slurm", "guides/slurm"),
+        ("notebook", "guides/launch-from-python"),
+        ("gpu", "guides/gpus"),
+        ("save checkpoint", "guides/checkpoints"),
+        ("write my own backend", "guides/plugins-backend"),
+        ("mpi tag", "guides/messages"),
+        ("hang", "guides/debugging-a-hang"),
+        ("docker", "guides/deploying"),
+    ],
+)
+def test_a_newcomers_words_lead_to_the_page_in_three_results(browser: Any, words: str, page_found: str) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
+    page.goto(address("index"))
+    page.locator("button.search-button__button:visible, .search-button-field:visible").first.click()
+    page.keyboard.type(words)
+    page.wait_for_timeout(1000)  # results of the first letters come before those of the whole words
+    three = "[...document.querySelectorAll('#search-results li')].slice(0, 3).map(one => one.querySelector('a').href)"
+    try:
+        page.wait_for_function(
+            f"page => {three}.some(href => href.includes(`/${{page}}.html`))", arg=page_found, timeout=60_000
+        )
+    except Exception:
+        pytest.fail(f"{words!r} leads to {page.evaluate(three)}")
+    finally:
+        page.close()
+
+
 def test_a_search_result_shows_the_words_around(page: Any) -> None:
     page.goto(address("index"))
     page.locator("button.search-button__button:visible, .search-button-field:visible").first.click()

@@ -1,0 +1,72 @@
+"""What people type into the search, and the page that answers it, where the words of the page alone do not bring it to the top.
+
+Sphinx's search compares a query with the words of pages and titles, and with entries of its index. This table makes such entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.util import logging
+
+LOG = logging.getLogger(__name__)
+
+# A page, or a section of one, and the queries that it answers, in small letters.
+ANSWERS: Final[dict[str, str]] = {
+    "coming-from#mpi4py": "allreduce, allgather, bcast, mpi4py",
+    "faq#does-it-run-on-macos-or-windows": "windows, macos, wsl",
+    "faq#does-it-pickle-my-objects": "pickle",
+    "faq#which-ports-does-it-use-what-must-the-firewall-allow": "ports, firewall",
+    "guides/checkpoints": "checkpoint, save checkpoint, load checkpoint, save model, resume training",
+    "guides/debugging": "breakpoint, pdb, debugger, gdb",
+    "guides/debugging-a-hang": "hang, hangs, stuck, freeze, timeout, deadlock, timed out",
+    "guides/deploying": "docker, container, dockerfile, systemd",
+    "guides/elastic": "rank died, rank dies, dead rank, fault tolerance, restart, preemption",
+    "guides/gpus": "gpu, gpus, cuda, cupy, nccl",
+    "guides/groups#objects": "send object, python objects, send dict",
+    "guides/launch-from-python": "notebook, jupyter, launch from python",
+    "guides/large-models": "fsdp, zero, model parallel",
+    "guides/logging": "log, log files, print",
+    "guides/messages": "tag, tags, mpi tag, any_source, isend",
+    "guides/plugins-backend": "write my own backend, own backend, custom backend, new backend",
+    "guides/plugins-testing": "conformance",
+    "guides/profiling": "profiler, timeline, trace, slow",
+    "guides/several-hosts": "multiple machines, several hosts, two hosts, cluster, multi-node",
+    "guides/slurm": "slurm, sbatch, srun, pbs",
+    "guides/testing": "unit test, pytest, test my program, straggler",
+    "guides/testing-explore": "race, race condition, kill a rank",
+    "guides/torch": "ddp, distributeddataparallel, torch.distributed, torchrun",
+    "guides/training#jax": "jax",
+    "reference/configuration": "timeout_s, settings, config file, timeout",
+    "reference/errors": "deadlineerror, peerlosterror, timeouterror",
+    "start/tutorial#a-rank-dies": "rank died",
+    "start/tutorial-mpi": "mpi, mpirun",
+}
+
+
+def answer(_app: Any, tree: Any, page: str) -> None:
+    """Give a page the entries of its queries; the search shows them, and no page does."""
+    for place, queries in ANSWERS.items():
+        name, _, section = place.partition("#")
+        if name != page:
+            continue
+        if section and not any(section in found["ids"] for found in tree.findall(nodes.section)):
+            LOG.warning("the search leads to a section that is not there: %s", place, type="questions")
+        entries = [("single", query.strip(), section, "main", None) for query in queries.split(",")]
+        tree.insert(0, addnodes.index(entries=entries))
+
+
+def check(app: Any, _env: Any) -> None:
+    """Every page of the table is there."""
+    for place in ANSWERS:
+        if (page := place.partition("#")[0]) not in app.env.found_docs:
+            LOG.warning("the search leads to a page that is not there: %s", page, type="questions")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Connect to Sphinx."""
+    app.connect("env-check-consistency", check)
+    app.connect("doctree-resolved", answer)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
