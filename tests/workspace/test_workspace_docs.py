@@ -49,6 +49,18 @@ def test_links_lead_to_files_and_headings_that_are_there(repository):
     assert broken == []
 
 
+def test_prose_has_lines_of_at_most_120_characters(repository):
+    """A table row and a word that cannot be parted may be longer."""
+    long = []
+    for page in sorted(repository.glob("docs/**/*.md")):
+        text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+        for number, line in enumerate(text.splitlines(), 1):
+            is_prose = not line.lstrip().startswith(("|", "![")) and len(line.split()) > 2
+            if is_prose and len(line) > 120:
+                long.append(f"{page.relative_to(repository)}:{number}")
+    assert long == []
+
+
 def test_the_threat_model_names_files_and_tests_that_are_there(repository):
     named = re.findall(
         r"`([\w/]+\.(?:py|c|lock))(?:::(\w+))?`",
