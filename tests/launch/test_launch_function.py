@@ -196,7 +196,8 @@ def test_launch_of_main_and_lambda_by_cloudpickle(tmp_path: Path) -> None:
     assert out == "good\n"
 
 
-def test_launch_of_main_without_cloudpickle_says_so(tmp_path: Path) -> None:
+def test_launch_of_main_without_cloudpickle_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # within the clone, the command has other paths
     out, _ = script(tmp_path, MAIN, before="import sys\nsys.modules['cloudpickle'] = None\n").communicate(timeout=170)
     assert "UsageError: the function of_main with its arguments cannot be sent to the ranks by its name" in out
     install = install_command("pip install 'oneaccord[launch]'")
