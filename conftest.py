@@ -16,7 +16,6 @@ import gc
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,6 +41,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 _PATIENCE = 1.25
 """How many times the test's own timeout each of its phases may last."""
+_ALONE_S = 170.0
+"""How long a process of a test of its own may last: less than the test, which kills it."""
 _LIMIT = pytest.StashKey[float]()
 _STDERR = pytest.StashKey[int]()
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
@@ -100,9 +101,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """
     if pyfuncitem.get_closest_marker("alone") is None or "PYTEST_XDIST_WORKER" not in os.environ:
         return None
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", pyfuncitem.nodeid]
+    from support import preloaded
+
+    words = ["-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", pyfuncitem.nodeid]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=pyfuncitem.config.rootpath, env=environ, capture_output=True, text=True, check=False)
+    root = pyfuncitem.config.rootpath
+    done = preloaded.run(words, cwd=root, environ=environ, modules=preloaded.OF_PYTEST, timeout_s=_ALONE_S)
     if done.returncode:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
     return True

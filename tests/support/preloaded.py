@@ -17,6 +17,7 @@ import importlib
 import inspect
 import io
 import json
+import marshal
 import os
 import random
 import re
@@ -27,12 +28,25 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["BEARING", "OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "Started", "ended", "preloaded", "run"]
+__all__ = [
+    "BEARING",
+    "OF_COMMANDS",
+    "OF_PYTEST",
+    "OF_RANKS",
+    "Popen",
+    "Preloaded",
+    "Started",
+    "ended",
+    "preloaded",
+    "run",
+    "stand_in",
+]
 
 OF_RANKS = (
     *(
@@ -51,8 +65,13 @@ OF_RANKS = (
 )
 """What every rank imports. Behind a colon stands what oneaccord imports late, or finds once and keeps."""
 
-OF_COMMANDS = (*OF_RANKS, "oneaccord.cli.app", "oneaccord_simulated.script.launcher", "oneaccord_simulated.running")
-"""What the command line imports, and a simulated world."""
+OF_COMMANDS = (
+    *OF_RANKS,
+    "oneaccord.cli.app",
+    *("oneaccord.engines.agent", "oneaccord.engines.hosts", "oneaccord.engines.launching", "oneaccord.engines.local"),
+    *("oneaccord_simulated.script.launcher", "oneaccord_simulated.running"),
+)
+"""What the command line imports, a launcher of hosts on both sides, and a simulated world."""
 OF_PYTEST = (*OF_RANKS, "pytest")
 """What tests import; no plugin of pytest, which imports them in a way of its own."""
 
@@ -71,13 +90,19 @@ class Preloaded:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._socket, its = socket.socketpair()
+        self._lock = threading.Lock()
+        self.address: str = f"preloaded-{os.getpid()}-{id(self)}"
+        """Where `stand_in` finds it: a socket of Linux without a file."""
         foreign = ("ONEACCORD_", "SLURM_", "PMI", "OMPI_", "PYTEST")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        with its:
+        with its, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{self.address}")
+            listener.listen(50)
+            numbers = [its.fileno(), listener.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(its.fileno()), *modules],
+                [sys.executable, __file__, *map(str, numbers), *modules],
                 env=clean | {"OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=[its.fileno()],
+                pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C is not for it
@@ -86,16 +111,34 @@ class Preloaded:
         atexit.register(self._close)
 
     def start(
-        self, words: Sequence[str], *, files: Sequence[int], environ: Mapping[str, str], cwd: str | os.PathLike[str]
+        self,
+        words: Sequence[str],
+        *,
+        files: Sequence[int],
+        environ: Mapping[str, str],
+        cwd: str | os.PathLike[str],
+        pass_fds: Sequence[int] = (),
+        adopt: bool = False,
     ) -> int:
-        """Start ``python words...``, a script, ``-m`` or ``-c``, with standard input, output and error; return its process id."""
-        _send(self._socket, {"words": list(words), "environ": dict(environ), "cwd": os.fspath(cwd)}, files)
-        return int(self._answers.readline())
+        """Start ``python words...``, a script, ``-m`` or ``-c``, with standard input, output and error; return its process id.
+
+        With ``adopt`` it is a child of this process, which must reap it.
+        """
+        request = {"words": list(words), "environ": dict(environ), "cwd": os.fspath(cwd), "pass_fds": list(pass_fds)}
+        with self._lock:
+            if adopt:
+                _adopting(True)
+            _send(self._socket, {**request, "adopt": adopt}, [*files, *pass_fds])
+            pid = int(self._answers.readline())
+            if adopt:
+                _adopting(False)
+            return pid
 
     def reap(self, pid: int) -> int:
         """Wait for a process; return its exit code, negative for a signal."""
-        _send(self._socket, {"reap": pid})
-        return int(self._answers.readline())
+        with self._lock:
+            _send(self._socket, {"reap": pid})
+            return int(self._answers.readline())
 
     def _close(self) -> None:
         self._answers.close()
@@ -223,6 +266,65 @@ class Started:
         self._err.close()
 
 
+class Popen(subprocess.Popen[Any]):
+    """`subprocess.Popen` of this Python, begun as `run` begins one: ``[sys.executable, words...]``, in a session of its own.
+
+    As any other it is a child of this process.
+    """
+
+    def _execute_child(self, args: Any, *more: Any, **options: Any) -> None:
+        given = inspect.signature(super()._execute_child).bind(args, *more, **options).arguments
+        first, *words = map(os.fspath, args)
+        assert first == sys.executable, f"{first} is another program"
+        self.pid = preloaded(*OF_COMMANDS).start(
+            words,
+            files=[number if given[name] < 0 else given[name] for number, name in enumerate(_OF_CHILD)],
+            environ=os.environ if given["env"] is None else given["env"],
+            cwd=given["cwd"] or Path.cwd(),
+            pass_fds=given["pass_fds"],
+            adopt=True,
+        )
+        _begun(self, given)
+
+
+_OF_CHILD = ("p2cread", "c2pwrite", "errwrite")
+"""Of a `subprocess.Popen`, the files of its child; below 0, they are those of this process."""
+
+
+def _begun(process: subprocess.Popen[Any], given: Mapping[str, Any]) -> None:
+    """Take note that a process has begun, as `subprocess.Popen` does."""
+    process._child_created = True  # type: ignore[attr-defined]
+    process._close_pipe_fds(*(given[name] for name in "p2cread p2cwrite c2pread c2pwrite errread errwrite".split()))  # type: ignore[attr-defined]
+
+
+_STAND_IN = """#!{executable} -IS
+import _socket, array, marshal, os, sys
+link = _socket.socket(_socket.AF_UNIX)
+link.connect("\\0{address}")
+data = marshal.dumps(({first} + sys.argv[1:], dict(os.environ), os.getcwd()))
+link.sendmsg([len(data).to_bytes(8)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+link.sendall(data)
+for file in range(3):
+    os.close(file)
+code = int(link.recv(20))
+if code < 0:
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+def stand_in(path: Path, *first: str) -> Path:
+    """Write a program that begins as `run` does, for whatever starts a Python by its path, such as a shell; return its path.
+
+    It has the words, variables, folder, standard streams and end of ``python first... words...``. If it is killed, so is what it stands for;
+    signals that can be handled, and those that stop a process, reach it alone.
+    """
+    address = preloaded(*OF_COMMANDS).address
+    path.write_text(_STAND_IN.format(executable=sys.executable, address=address, first=[*first]))
+    path.chmod(0o700)
+    return path
+
+
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     # Which translates ends of lines, as `subprocess` does.
@@ -239,29 +341,70 @@ def _send(link: socket.socket, request: Mapping[str, Any], files: Sequence[int] 
 # The parent
 
 
-def _requests(link: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    while True:
-        length, files, _, _ = socket.recv_fds(link, 8, 8)
-        if not length:
-            return
-        yield json.loads(link.recv(int.from_bytes(length), socket.MSG_WAITALL)), files
+def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
+    length, files, _, _ = socket.recv_fds(link, 8, 8)
+    return link.recv(int.from_bytes(length), socket.MSG_WAITALL) if length else b"", files
 
 
-def _serve(link: socket.socket, fork: Callable[[], int] = os.fork) -> list[str]:
+def _serve(link: socket.socket, listener: socket.socket | None = None) -> list[str]:
     """Answer requests until there will be no more; in a forked process, return the words that say what it is to run."""
-    for request, files in _requests(link):
+    sources = [each for each in (link, listener) if each is not None]
+    stand_ins = set[int]()
+    while True:
+        ready = select.select(sources, [], [])[0]
+        if listener is not None and listener in ready:
+            stand_ins = {pid for pid in stand_ins if not os.waitpid(pid, os.WNOHANG)[0]}
+            pid, words = _answer_stand_in(listener.accept()[0], sources)
+            if not pid:
+                return words
+            stand_ins.add(pid)
+        if link not in ready:
+            continue
+        data, files = _receive(link)
+        if not data:
+            return []
+        request = json.loads(data)
         if "reap" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
         else:
-            answer = fork()
+            answer = _fork_a_grandchild() if request["adopt"] else os.fork()
             if not answer:
-                link.close()
+                for each in sources:
+                    each.close()
                 _become(request, files)
                 return list(request["words"])
             for file in files:
                 os.close(file)
         link.sendall(b"%d\n" % answer)
-    return []
+
+
+def _answer_stand_in(link: socket.socket, sources: Sequence[socket.socket]) -> tuple[int, list[str]]:
+    """Fork what a stand-in asks for. Return 0 there, with the words; and here the process that waits for the end of either, and ends the other."""
+    data, files = _receive(link)
+    waiting = os.fork()
+    if waiting:
+        link.close()
+        for file in files:
+            os.close(file)
+        return waiting, []
+    for each in sources:
+        each.close()
+    words, environ, folder = marshal.loads(data)
+    pid = os.fork()
+    if pid:
+        for file in files:
+            os.close(file)
+        end = os.pidfd_open(pid)
+        if end not in select.select([end, link], [], [])[0]:  # the stand-in says no more: it was killed
+            os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError):
+            link.sendall(b"%d" % code)
+        os._exit(0)
+    link.close()
+    _control(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    _become({"environ": environ, "cwd": folder}, files)
+    return 0, words
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
@@ -283,7 +426,8 @@ def _code(words: list[str]) -> Any:
     sys.modules["__main__"] = main
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     is_unbuffered = words[0] == "-u"
-    if is_unbuffered:
+    is_safe = words[0] == "-P"
+    if is_unbuffered or is_safe:
         del words[0]
     if is_unbuffered or stat.S_ISFIFO(
         os.fstat(1).st_mode
@@ -296,6 +440,10 @@ def _code(words: list[str]) -> Any:
         return compile(words[1], "<string>", "exec")
     if words[0] == "-m":
         sys.argv, sys.path[0] = [*words[1:]], str(Path.cwd())
+        if is_safe:
+            del sys.path[0]
+        if not hasattr(sys.modules.get(words[1]), "__path__"):
+            sys.modules.pop(words[1], None)  # of which Python would say that it is there already
         return compile("import runpy, sys; runpy.run_module(sys.argv[0], {}, '__main__', alter_sys=True)", "<string>", "exec")
     sys.argv, sys.path[0] = list(words), str(Path(words[0]).resolve().parent)
     main.__file__ = words[0]
@@ -322,27 +470,33 @@ class _Popen(subprocess.Popen[Any]):
     """Starts a rank by asking a parent of ranks for it; anything else, as always."""
 
     ranks: socket.socket
+    lock = threading.Lock()
 
     def _execute_child(self, args: Any, *more: Any, **options: Any) -> None:
         given = inspect.signature(super()._execute_child).bind(args, *more, **options).arguments
         if args[:2] != [sys.executable, "-u"]:
             super()._execute_child(args, *more, **options)
             return
-        files = [max(given["p2cread"], 0), given["c2pwrite"], given["errwrite"], *given["pass_fds"]]
-        _adopting(True)
-        request = {"words": args[1:], "environ": given["env"], "cwd": str(Path.cwd()), "pass_fds": given["pass_fds"]}
-        _send(self.ranks, request, files)
-        with self.ranks.makefile() as answers:
-            self.pid = int(answers.readline())
-        _adopting(False)
-        self._child_created = True
-        pipes = "p2cread p2cwrite c2pread c2pwrite errread errwrite".split()
-        self._close_pipe_fds(*map(given.__getitem__, pipes))
+        files = [number if given[name] < 0 else given[name] for number, name in enumerate(_OF_CHILD)]
+        passed = list(given["pass_fds"])
+        request = {"words": args[1:], "environ": given["env"], "cwd": str(Path.cwd()), "pass_fds": passed, "adopt": True}
+        with self.lock:
+            _adopting(True)
+            _send(self.ranks, request, [*files, *passed])
+            with self.ranks.makefile() as answers:
+                self.pid = int(answers.readline())
+            _adopting(False)
+        _begun(self, given)
+
+
+def _control(*words: int) -> None:
+    """Call ``prctl``."""
+    ctypes.CDLL(None).prctl(*words, *[0] * (5 - len(words)))
 
 
 def _adopting(whether: bool) -> None:
     """Make this process the parent of the descendants whose own one ends, or do so no more."""
-    ctypes.CDLL(None).prctl(36, int(whether), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    _control(36, int(whether))  # PR_SET_CHILD_SUBREAPER
 
 
 def _fork_a_grandchild() -> int:
@@ -367,6 +521,13 @@ def _fork_a_grandchild() -> int:
     return pid
 
 
+def _starts_ranks(words: list[str]) -> bool:
+    """Return whether a program is a launcher that starts ranks; one of hosts starts what does so."""
+    if "oneaccord.engines.agent" in words or os.environ.pop("PRELOADED_RANKS", ""):
+        return True
+    return words[:3] in (["-m", "oneaccord", "run"], ["-m", "oneaccord", "bench"]) and "--on" not in words
+
+
 def _prepare_for_ranks(words: list[str]) -> list[str]:
     """Fork a parent of ranks from one that is to be a launcher; in a rank, return the words that say what it is to run."""
     ours, its = socket.socketpair()
@@ -381,14 +542,14 @@ def _prepare_for_ranks(words: list[str]) -> list[str]:
     for number in range(3):
         os.dup2(nothing, number)  # the launcher's files end with the launcher
     os.close(nothing)
-    return _serve(its, _fork_a_grandchild)
+    return _serve(its)
 
 
 if __name__ == "__main__":
     leaving = _Leaving()
     atexit.register(leaving)  # before any module does so, which are called in turn from the last to the first
     sys.path[0] = ""  # as most of those will have it, so that they find what was kept for it
-    for each in sys.argv[2:]:
+    for each in sys.argv[3:]:
         module, _, expression = each.partition(":")
         imported = importlib.import_module(module)
         if expression:
@@ -396,9 +557,9 @@ if __name__ == "__main__":
     # What is there now stays out of the collections of what is forked, which would copy the memory of all of it.
     gc.collect()
     gc.freeze()
-    words = _serve(socket.socket(fileno=int(sys.argv[1])))
+    words = _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3]))
     exec(os.environ.pop("PRELOADED_FIRST", ""), {})
-    if words[:3] in (["-m", "oneaccord", "run"], ["-m", "oneaccord", "bench"]):
+    if _starts_ranks(words):
         words = _prepare_for_ranks(words)
     if words:
         try:

@@ -84,3 +84,62 @@ def test_ranks_are_forked_as_well_and_are_children_of_their_launcher(tmp_path: P
     assert parent.reap(pid) == 0
     # They write at once, and so lose nothing by their end.
     assert (tmp_path / "output").read_text() == f"True {pid} True ['program.py', 'a b']\n" * 2
+
+
+def test_popen_has_its_pipes_folder_and_variables_and_is_a_child_of_this_process(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; print(os.getppid(), os.getcwd(), os.environ['ONE'], 'numpy' in sys.modules, input()); sys.exit(3)"
+    )
+    words = [sys.executable, "-c", program]
+    with preloaded.Popen(
+        words, cwd=tmp_path, env={"ONE": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        out, _ = process.communicate("typed\n", timeout=50)
+    assert (out, process.returncode) == (f"{os.getpid()} {tmp_path} 1 True typed\n", 3)
+
+
+def test_popen_can_be_killed(tmp_path: Path) -> None:
+    with preloaded.Popen([sys.executable, "-c", "import time; time.sleep(600)"], cwd=tmp_path) as process:
+        assert process.poll() is None
+        process.kill()
+        assert process.wait(50) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise SystemExit", "os.kill(os.getpid(), 15)", "os._exit(5)"])
+def test_a_stand_in_is_started_by_its_path_and_ends_as_a_python_does(tmp_path: Path, end: str) -> None:
+    program = (
+        f"import os, sys; print('numpy' in sys.modules, sys.argv, os.environ['ONE'], os.getcwd(), input(), flush=True); {end}"
+    )
+    stand_in = preloaded.stand_in(tmp_path / "python", "-c", program)
+    ended = [
+        subprocess.run(
+            [each, "a b"], cwd=tmp_path, env={"ONE": "1"}, input="typed\n", capture_output=True, text=True, check=False
+        )
+        for each in (stand_in, write_script(tmp_path / "alone", f'exec {sys.executable} -c "{program}" "$@"'))
+    ]
+    assert ended[0].stdout == f"True ['-c', 'a b'] 1 {tmp_path} typed\n"
+    assert ended[1].stdout == ended[0].stdout.replace("True", "False")
+    assert ended[0].returncode == ended[1].returncode
+
+
+def write_script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return path
+
+
+def test_a_stand_in_that_is_killed_takes_its_program_along(tmp_path: Path) -> None:
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with subprocess.Popen([preloaded.stand_in(tmp_path / "python", "-c", program)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert pid != process.pid
+        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it is gone
+            assert preloaded.ended(pid, 30)
+
+
+def test_a_module_of_a_safe_path_does_not_find_what_lies_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("print('found')")
+    codes = [preloaded.run([*words, "-m", "beside"], cwd=tmp_path).returncode for words in ([], ["-P"])]
+    assert codes == [0, 1]
