@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import preloaded
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 LIMIT_S = 120
@@ -36,7 +37,11 @@ def chapters() -> list[object]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("blocks", chapters())
 def test_a_guide_does_what_it_shows(blocks: list[tuple[str, str]], tmp_path: Path) -> None:
-    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    (bin_ := tmp_path / "bin").mkdir()
+    preloaded.stand_in(bin_ / "python")
+    preloaded.stand_in(bin_ / "oneaccord", "-m", "oneaccord")
+    path = os.pathsep.join([str(bin_), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = os.environ | {"PATH": path, "PRELOADED_RANKS": "1"}
     ran = 0
     for language, text in blocks:
         if language == "python":

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support import preloaded
 from support.worlds import free_port
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -30,19 +31,21 @@ def run(command: str, folder: Path, variables: dict[str, str]) -> tuple[str, int
         words = ["-m", *words]
     else:
         pytest.fail(f"no page of docs/start may show what is not run: {command}")
-    # No fork of a Python that the tests keep: two commands run at once, and such a parent serves one after the other.
-    done = subprocess.run(
+    # Plugins of pytest are imported in a way of its own.
+    start = subprocess.Popen if words[:2] == ["-m", "pytest"] else preloaded.Popen
+    with start(
         [sys.executable, *words],
         cwd=folder,
-        env=variables,
+        env=variables | {"PRELOADED_RANKS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
-        check=False,
-    )
-    return done.stdout, done.returncode
+    ) as process:
+        try:
+            return process.communicate(timeout=150)[0], process.returncode
+        finally:
+            process.kill()
 
 
 def plain(line: str) -> str:

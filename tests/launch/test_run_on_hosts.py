@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import host_launcher_here
+from support import host_launcher_here, preloaded
 from support.on_hosts import ADDS, LOOPS, WAIT_S, Runner, await_gone, holders
 
 A, B = "127.0.0.5", "127.0.0.6"
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Runner]:
-    path = os.pathsep.join([host_launcher_here.install(tmp_path / "plugin"), *filter(None, sys.path)])
-    runner = Runner(tmp_path, ["--on", "here"], {"PYTHONPATH": path})
-    yield runner
-    runner.close()
+def variables(tmp_path: Path) -> dict[str, str]:
+    """The variables by which a driver finds the launcher."""
+    return {"PYTHONPATH": os.pathsep.join([host_launcher_here.install(tmp_path / "plugin"), *filter(None, sys.path)])}
 
 
-def test_hosts_share_out_ranks_and_print_once(here: Runner) -> None:
-    code, out, err = here.run(ADDS, "word", words=["-n", "3"])
+@pytest.fixture
+def here(tmp_path: Path, variables: dict[str, str]) -> Iterator[Runner]:
+    """Start jobs whose processes have imported all."""
+    python = preloaded.stand_in(tmp_path / "python")
+    with contextlib.closing(Runner(tmp_path, ["--on", "here"], variables | {"HERE_PYTHON": str(python)})) as runner:
+        yield runner
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, variables: dict[str, str]) -> Iterator[Runner]:
+    """Start jobs whose processes begin as those of a user: their words and variables are what others see."""
+    with contextlib.closing(Runner(tmp_path, ["--on", "here"], variables, subprocess.Popen)) as runner:
+        yield runner
+
+
+def test_hosts_share_out_ranks_and_print_once(fresh: Runner) -> None:
+    code, out, err = fresh.run(ADDS, "word", words=["-n", "3"])
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == [
         "[0] rank 0 of 3 is 0 on 0: 6 ['word']",
@@ -166,8 +181,8 @@ def test_hosts_lost_host_is_named(here: Runner) -> None:
     await_gone(pids)
 
 
-def test_hosts_secret_is_with_the_ranks_alone(here: Runner) -> None:
-    job = here.start(LOOPS, words=["-n", "4"], ONEACCORD_SECRET="5e" * 32)
+def test_hosts_secret_is_with_the_ranks_alone(fresh: Runner) -> None:
+    job = fresh.start(LOOPS, words=["-n", "4"], ONEACCORD_SECRET="5e" * 32)
     pids = job.ranks(4)
     assert job.secret() != "5e" * 32
     assert holders(job.secret()) <= set(pids)

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from support import host_launcher_here
+from support import host_launcher_here, preloaded
 from support.launch_tools import environment
 
 WAIT_S = 60.0
@@ -24,11 +24,11 @@ print(len(data), sum(data) % 251)
 def start(folder: Path, program: str, *words: str, **options: object) -> subprocess.Popen[bytes]:
     (folder / "program.py").write_text(textwrap.dedent(program))
     path = os.pathsep.join([host_launcher_here.install(folder / "plugin"), *filter(None, sys.path)])
-    return subprocess.Popen(
+    return preloaded.Popen(
         [sys.executable, "-m", "oneaccord", "run", "--on", "here", *words, "program.py"],
         **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         cwd=folder,
-        env=environment(PYTHONPATH=path, ONEACCORD_BACKEND="tcp"),
+        env=environment(PYTHONPATH=path, ONEACCORD_BACKEND="tcp", HERE_PYTHON=str(preloaded.stand_in(folder / "python"))),
     )
 
 

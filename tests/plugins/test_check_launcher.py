@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import host_launcher_here
+from support import host_launcher_here, preloaded
 from support.launch_tools import environment
 
 
 def check(folder: Path, *words: str) -> tuple[int, str]:
     path = os.pathsep.join([host_launcher_here.install(folder / "plugin"), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-m", "oneaccord", "check", "launcher", *words],
-        env=environment(PYTHONPATH=path, ONEACCORD_BACKEND="tcp"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    python = preloaded.stand_in(folder / "python")
+    environ = environment(PYTHONPATH=path, ONEACCORD_BACKEND="tcp", HERE_PYTHON=str(python))
+    done = preloaded.run(["-m", "oneaccord", "check", "launcher", *words], environ=environ, cwd=folder, timeout_s=120)
     return done.returncode, done.stdout + done.stderr
 
 

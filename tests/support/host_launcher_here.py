@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class HereLauncher:
         assert deadline.remaining() > 0
         config = self._config
         pairs = [text.split(":") for text in config.hosts]
-        python = config.python or sys.executable
+        python = config.python or os.environ.get("HERE_PYTHON") or sys.executable
         return [Host(name, name, int(slots), python=python, folder=config.folder or str(Path.cwd())) for name, slots in pairs]
 
     def command(self, host: Host, argv: Sequence[str]) -> Sequence[str]:

@@ -9,7 +9,9 @@ import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from support import preloaded
 from support.launch_tools import environment
 
 __all__ = ["ADDS", "LOOPS", "WAIT_S", "Job", "Runner", "await_gone", "holders", "is_alive"]
@@ -122,12 +124,21 @@ class Runner:
         What stands behind ``oneaccord run``.
     variables
         More variables for the driver.
+    popen
+        Starts the driver.
     """
 
-    def __init__(self, folder: Path, words: Sequence[str], variables: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        words: Sequence[str],
+        variables: dict[str, str] | None = None,
+        popen: type[subprocess.Popen[Any]] = preloaded.Popen,
+    ) -> None:
         self.folder = folder
         self.words = [*words]
         self.variables = variables or {}
+        self._popen = popen
         self._jobs: list[subprocess.Popen[str]] = []
 
     def start(self, program: str, *args: str, words: Sequence[str] = (), name: str = "job", **variables: str) -> Job:
@@ -136,7 +147,7 @@ class Runner:
         path = folder / "program.py"
         path.write_text(textwrap.dedent(program))
         given = environment(ONEACCORD_BACKEND="tcp", **self.variables, **variables)
-        process = subprocess.Popen(
+        process = self._popen(
             [sys.executable, "-m", "oneaccord", "run", *self.words, *words, str(path), *(args or [str(folder)])],
             cwd=folder,
             env=given,
