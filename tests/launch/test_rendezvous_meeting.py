@@ -16,6 +16,9 @@ from support.fault_tools import LONG_BEFORE_S, TELLING_JOINS, Nursery
 from support.worlds import free_port, on_threads
 
 import oneaccord as oa
+from oneaccord.contract.deadline import Deadline
+from oneaccord.net import finding
+from oneaccord.net.credentials import Credentials
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -143,6 +146,21 @@ def test_a_name_that_does_not_resolve_is_told(which: int) -> None:
     (error,) = meeting([which], 2, "no-such-host.invalid", 0.5)
     assert type(error) is oa.DeadlineError
     assert re.search(r"the name 'no-such-host\.invalid' did not resolve within 0\.5 s \(.+\)", str(error))
+
+
+def test_the_second_port_is_dialled_every_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled: list[int] = []
+
+    def refuse(place: tuple[str, int], *_: object) -> None:
+        dialled.append(place[1])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(finding, "dial", refuse)
+    places = [("127.0.0.1", port) for port in (1, 2, 3, 4)]
+    search = finding.Search(places, Credentials(b"s"), b"", 1, Deadline(30), lambda: len(dialled) == 14)
+    with pytest.raises(oa.RendezvousError):
+        search.dial()
+    assert dialled == [1, 2, 1, 3, 1, 2, 1, 4, 1, 2, 1, 3, 1, 2]
 
 
 def test_an_unreachable_rank_0_is_told_when_the_time_is_up() -> None:

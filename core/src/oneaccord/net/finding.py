@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from oneaccord.contract.deadline import Deadline
 from oneaccord.errors import AuthenticationError, DeadlineError, RendezvousError
@@ -22,11 +22,19 @@ _MAX_NAMED = 4
 """The most places that an error describes."""
 
 
+def _alternating(places: Sequence[Address]) -> Iterator[Address | None]:
+    """Return places again and again, in turn one with the first port among them and one of the rest; None if there are none."""
+    near = [place for place in places if place[1] == places[0][1]]
+    far = [place for place in places if place[1] != places[0][1]]
+    turns = [itertools.cycle(each) for each in (near, far) if each] or [itertools.repeat(None)]
+    return itertools.chain.from_iterable(zip(*turns, strict=True))
+
+
 class Search:
     """The search for rank 0: its places are dialled in rounds until the deadline.
 
     Each round dials the places with the first port, of which one is most likely right, and one of the others: many ranks that wait for rank 0 must not
-    flood its host.
+    flood its host. Every second time that one has the second port, which rank 0 takes if another program has the first.
 
     Parameters
     ----------
@@ -60,7 +68,7 @@ class Search:
         self._findings: dict[Address, str] = {}
         self._unresolved: OSError | None = None
         self._likely = [place for place in places if place[1] == places[0][1]]
-        self._others = itertools.cycle([place for place in places if place[1] != places[0][1]] or [None])
+        self._others = _alternating([place for place in places if place[1] != places[0][1]])
         self._round: list[Address] = []
         self._place = places[0]
         self._is_first = True
