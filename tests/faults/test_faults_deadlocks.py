@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 import threading
 from collections.abc import Callable, Iterable
@@ -209,12 +210,15 @@ RESCUES = {
 
 @pytest.mark.parametrize("backend", ["tcp", "simulated"])
 def test_ranks_whose_other_threads_come_to_the_rescue_are_left_alone(nursery: Nursery, backend: str) -> None:
-    program, processes = program_of(RESCUES.values(), "", "group.barrier(); tell('done'); return group", 2, backend)
-    with nursery.ranks(program, processes) as ranks:
-        codes = ranks.start().wait()
-        assert ranks.output() == ""
-        assert set(codes.values()) == {0}
-        assert len(ranks.await_facts("done", 2 * len(RESCUES))) == 2 * len(RESCUES)
+    bodies = list(RESCUES.values())
+    with contextlib.ExitStack() as stack:  # several jobs at once, as what they do is mostly to wait
+        jobs = []
+        for first in range(0, len(bodies), 2):
+            each = program_of(bodies[first : first + 2], "", "group.barrier(); tell('done'); return group", 2, backend)
+            jobs.append(stack.enter_context(nursery.ranks(*each)).start())
+        for ranks in jobs:
+            assert (set(ranks.wait().values()), ranks.output()) == ({0}, "")
+            assert len(ranks.await_facts("done", 4)) == 4
 
 
 def test_a_call_of_a_signal_handler_in_the_midst_of_another_call_is_refused_at_once(nursery: Nursery) -> None:

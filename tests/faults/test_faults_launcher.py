@@ -31,7 +31,7 @@ Start = Callable[..., "Launch"]
 class Launch:
     """A launcher and its ranks, all of which hold the write end of one named pipe while they live."""
 
-    def __init__(self, directory: Path, program: str, ranks: int, *options: str) -> None:
+    def __init__(self, directory: Path, program: str, ranks: int, *options: str, **variables: str) -> None:
         script = directory / "program.py"
         script.write_text(PREAMBLE + textwrap.dedent(program))
         alive = directory / "alive"
@@ -44,7 +44,7 @@ class Launch:
         }
         words = ["-m", "oneaccord", "run", "-n", str(ranks), "--backend", "tcp", *options, script]
         self._out = directory / "output"
-        environ = clean | BEARING | {"ALIVE": str(alive), "COLUMNS": "200", "NO_COLOR": "1"}
+        environ = clean | BEARING | {"ALIVE": str(alive), "COLUMNS": "200", "NO_COLOR": "1"} | variables
         self.job = Started(words, cwd=directory, environ=environ, out=self._out)
 
     def until_ready(self, ranks: int) -> list[int]:
@@ -72,8 +72,8 @@ class Launch:
 def start(tmp_path: Path) -> Iterator[Start]:
     launches: list[Launch] = []
 
-    def begin(program: str, ranks: int = 3, *options: str) -> Launch:
-        launches.append(Launch(tmp_path, program, ranks, *options))
+    def begin(program: str, ranks: int = 3, *options: str, **variables: str) -> Launch:
+        launches.append(Launch(tmp_path, program, ranks, *options, **variables))
         return launches[-1]
 
     yield begin
@@ -170,6 +170,7 @@ def test_after_sigterm_ranks_have_the_time_that_was_given_and_the_launcher_says_
         3,
         "--grace",
         "600",
+        PRELOADED_FIRST="",  # the launcher speaks after its own time for others to fail, in which here none does
     )
     launch.until_ready(3)
     os.kill(launch.job.pid, signal.SIGTERM)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import host_launcher_here
+from support import host_launcher_here, preloaded
 from support.on_hosts import WAIT_S, await_gone
 
 import oneaccord as oa
+from oneaccord.engines import host_workers, workers
 
 LONG_S = 120.0
 
@@ -24,6 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(host_launcher_here.install(tmp_path / "plugin"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.setenv("ONEACCORD_BACKEND", "tcp")
+    monkeypatch.setenv("HERE_PYTHON", str(preloaded.stand_in(tmp_path / "python")))
 
 
 def adds(group: oa.Group, value: float) -> tuple[int, float]:
@@ -98,13 +99,16 @@ def test_launch_on_hosts_names_a_lost_host(tmp_path: Path) -> None:
     await_gone(pids)
 
 
-def test_ranks_on_a_host_that_hangs_miss_their_deadline(tmp_path: Path) -> None:
+def test_ranks_on_a_host_that_hangs_miss_their_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HERE_PYTHON")  # a stand-in stands still alone
+    monkeypatch.setattr(host_workers, "_END_S", 0.5)
+    monkeypatch.setattr(workers, "_REVOKE_S", 0.5)
     shell = f'echo $$ > "{tmp_path}/agent-$0"; exec "$@"'
     with oa.Ranks(4, on="here", options={"shell": shell, "grace_s": 0.5}) as ranks:
         assert len(ranks.run(adds, 1.0)) == 4
         os.kill(int((tmp_path / "agent-127.0.0.6").read_text()), signal.SIGSTOP)
         with pytest.raises(oa.DeadlineError):
-            ranks.run(echoes, np.arange(1 << 20), timeout_s=3.0)  # more than the pipe takes
+            ranks.run(echoes, np.arange(1 << 20), timeout_s=1.0)  # more than the pipe takes
 
 
 def variables(group: oa.Group, *names: str) -> list[str | None]:
@@ -134,7 +138,7 @@ def test_launch_on_hosts_killed_program_leaves_nothing(tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import oneaccord as oa, test_launch_on_hosts as t\n"
         f"oa.launch(t.loops, 4, on='here', args=({str(tmp_path)!r},))\n"
     )
-    process = subprocess.Popen([sys.executable, str(program)], cwd=tmp_path)
+    process = preloaded.Popen([sys.executable, str(program)], cwd=tmp_path)
     pids = pids_in(tmp_path, 4)
     process.kill()
     process.wait()

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from support import launched
-from support.launch_tools import Watch, environment, watch
+from support.launch_tools import Deadlines, Watch, deadlines, environment, passing, watch
 
 import oneaccord as oa
+from oneaccord.engines import workers
 
-__all__ = ["watch"]
+__all__ = ["deadlines", "watch"]
 
 LONG_S = 120.0
 
@@ -115,9 +116,12 @@ def test_ranks_without_a_name_end(watch: Watch) -> None:
     watch.assert_all_gone()
 
 
-def test_ranks_task_without_a_rank_says_what_the_ranks_do(watch: Watch) -> None:
+def test_ranks_task_without_a_rank_says_what_the_ranks_do(
+    watch: Watch, deadlines: Deadlines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_REVOKE_S", 0.5)
     with oa.Ranks(1, options={"grace_s": 0.0}) as ranks:
-        with pytest.raises(oa.DeadlineError):
-            ranks.run(launched.hang, str(watch.path), (0,), timeout_s=5)
+        with passing(deadlines, watch, 1), pytest.raises(oa.DeadlineError):
+            ranks.run(launched.hang, str(watch.path), (0,), timeout_s=600)
         error = ranks.submit(launched.double, 1).exception(LONG_S)
     assert "none of 1 is left (rank 0: did not end hang() when it was to)" in str(error)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from support import launched
-from support.launch_tools import Watch, watch
+from support.launch_tools import Deadlines, Watch, deadlines, passing, watch
 from support.on_hosts import is_alive
 
 import oneaccord as oa
 
-__all__ = ["watch"]
+__all__ = ["deadlines", "watch"]
 
 LONG_S = 120.0
 
@@ -43,9 +43,12 @@ def test_ranks_run_after_an_exception_works(three: oa.Ranks) -> None:
     assert three.run(launched.adds, 1.0, timeout_s=LONG_S) == [(rank, 3, 6.0) for rank in range(3)]
 
 
-def test_ranks_run_after_a_missed_deadline_works(three: oa.Ranks, watch: Watch) -> None:
-    with pytest.raises(oa.DeadlineError, match=r"ranks 0-2 of 3 had not finished aborts\(\) within 10 s"):
-        three.run(launched.aborts, str(watch.path), timeout_s=10)
+def test_ranks_run_after_a_missed_deadline_works(three: oa.Ranks, watch: Watch, deadlines: Deadlines) -> None:
+    with (
+        passing(deadlines, watch, 3),
+        pytest.raises(oa.DeadlineError, match=r"ranks 0-2 of 3 had not finished aborts\(\) within 600 s"),
+    ):
+        three.run(launched.aborts, str(watch.path), timeout_s=600)
     assert three.run(launched.adds, 1.0, timeout_s=LONG_S) == [(rank, 3, 6.0) for rank in range(3)]
 
 
@@ -144,15 +147,17 @@ def test_ranks_leaving_by_an_exception_ends_them_at_once(watch: Watch) -> None:
     watch.assert_all_gone()
 
 
-def test_ranks_stuck_rank_is_named_by_later_runs(watch: Watch) -> None:
+def test_ranks_stuck_rank_is_named_by_later_runs(watch: Watch, deadlines: Deadlines) -> None:
     ranks = oa.Ranks(2, options={"grace_s": 0.0})
     ranks.run(launched.adds, 1.0, timeout_s=LONG_S)
-    with pytest.raises(oa.DeadlineError, match=r"rank 1 of 2 had not finished hang\(\)"):
-        ranks.run(launched.hang, str(watch.path), (1,), timeout_s=10)
+    with (
+        passing(deadlines, watch, 2),
+        pytest.raises(oa.DeadlineError, match=r"rank 1 of 2 had not finished hang\(\)"),
+    ):
+        ranks.run(launched.hang, str(watch.path), (1,), timeout_s=600)
     with pytest.raises(oa.RankError, match=r"rank 1 of 2 did not end hang\(\) when it was to"):
         ranks.run(launched.adds, 1.0, timeout_s=LONG_S)
     ranks.shutdown()
-    watch.wait_for(2)
     watch.assert_all_gone()
 
 

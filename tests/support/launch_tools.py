@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oneaccord.contract.deadline import Deadline
+from oneaccord.engines.workers import Call, Gang
+
 __all__ = [
     "DRIVER",
     "WATCHED",
+    "Deadlines",
     "Watch",
+    "deadlines",
     "environment",
     "forking",
     "launch",
     "no_launcher_stays",
+    "passing",
     "ranks_in_both_forms",
     "start",
     "started",
@@ -96,6 +105,47 @@ def launch(directory: Path, script: str, *, typed: str = "", **job: Any) -> subp
 def state_of(process: int) -> str:
     """Return the letter of a process' state, such as T for one that is stopped."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+class Deadlines:
+    """Takes note of the deadline of the call of `oneaccord.launch` or `oneaccord.Ranks` that was begun last, so that a test lets it pass at its moment."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._deadline: Deadline | None = None
+        self._gang: Gang | None = None
+        run = Gang.run
+
+        def noting(gang: Gang, call: Call, deadline: Deadline | None) -> list[Any]:
+            self._gang, self._deadline = gang, deadline
+            return run(gang, call, deadline)
+
+        patch.setattr(Gang, "run", noting)
+
+    def pass_now(self) -> None:
+        """Let the time be up."""
+        assert self._deadline is not None
+        assert self._gang is not None
+        self._deadline.at = time.monotonic()
+        self._gang._events.put(None)  # it looks again
+
+
+@contextlib.contextmanager
+def passing(deadlines: Deadlines, watch: Watch, processes: int) -> Iterator[None]:
+    """Let the deadline of a call pass when that many processes hold the pipe."""
+
+    def wait() -> None:
+        watch.wait_for(processes)
+        deadlines.pass_now()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        yield
+        waiting.result()
+
+
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> Deadlines:
+    return Deadlines(monkeypatch)
 
 
 class Watch:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import oneaccord as oa
+from oneaccord.engines import worker_main
 
 __all__ = [
     "OfItsOwn",
@@ -128,11 +129,19 @@ def hold(path: str) -> None:
 
 
 def hang(group: oa.Group, path: str, late: tuple[int, ...]) -> None:
-    """Hold the pipe; the late ranks go on for ever, in calls of their own."""
+    """Hold the pipe; the late ranks go on for ever, in calls of their own, and the others hold it only when they have ended this one."""
+    if group.rank not in late:
+        threading.Thread(target=_hold_when_leaving, args=(path,), daemon=True).start()
+        return
     hold(path)
-    if group.rank in late:
-        while True:
-            time.sleep(3600)
+    while True:
+        time.sleep(3600)
+
+
+def _hold_when_leaving(path: str) -> None:
+    while not all(rank.is_leaving for rank in list(worker_main._ranks.values())):
+        time.sleep(0.005)
+    hold(path)
 
 
 def aborts(group: oa.Group, path: str) -> None:
