@@ -18,7 +18,7 @@ _CORE = (
     *("messages_dtype", "messages_every_layout", "messages_objects", "mismatches_what"),
 )
 """What core does in front of any transport: `make test` has it on tcp."""
-_PARTS = ("leaks_calls", "leaks_groups", "leaks_failures")
+_PARTS = ("leaks_calls", "leaks_groups", "leaks_failures", "leaks_worlds")
 """What the two parts of hybrid show by themselves."""
 _WORLDS = ("close_", "leaks_", "messages_every_pair", "mismatches_calls", "mismatches_messages")
 """What makes many worlds: on the simulated backend, a world is a process as well."""

@@ -84,15 +84,32 @@ def test_the_types_of_a_new_distribution_are_complete(site: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("kind", ["hosts", "workers"])
-def test_a_new_launcher_runs_ranks_and_conforms(kind: str, tmp_path: Path) -> None:
-    site = installed(tmp_path, "--launcher", "--kind", kind, "wild-geese")
-    source = tmp_path / "source"
+@pytest.fixture(scope="module")
+def launcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a new launcher of a kind, as `site`."""
+    return installed(tmp_path_factory.mktemp("launcher"), "wild-geese", "--launcher", *request.param)
+
+
+def test_a_new_launcher_is_one_of_hosts_by_default(tmp_path: Path) -> None:
+    texts = []
+    for words in ([], ["--kind", "hosts"]):
+        folder = tmp_path / "-".join(["new", *words])
+        assert new("wild-geese", "--launcher", *words, "--folder", str(folder)) == 0
+        texts.append({path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()})
+    assert texts[0] == texts[1]
+
+
+KINDS = [(), ("--kind", "workers")]
+
+
+@pytest.mark.parametrize("launcher", KINDS, ids=["hosts", "workers"], indirect=True)
+def test_a_new_launcher_runs_ranks(launcher: Path) -> None:
+    site, source = launcher, launcher.parent / "source"
     files = [path for path in source.rglob("*") if path.is_file()]
     assert source / "src" / "oneaccord_wild_geese" / "launcher.py" in files
     assert not [path for path in files if any(word in path.read_text() for word in ("pigeon", "heron", "stork"))]
     assert "launcher wild-geese: " in run(site, "-m", "oneaccord", "doctor").stdout
-    (tmp_path / "program.py").write_text(
+    (site.parent / "program.py").write_text(
         "import oneaccord as oa\n"
         "def total(group):\n"
         "    return sum(group.all_gather_object(group.rank))\n"
@@ -101,14 +118,23 @@ def test_a_new_launcher_runs_ranks_and_conforms(kind: str, tmp_path: Path) -> No
     )
     done = run(site, "program.py")
     assert (done.returncode, done.stdout) == (0, "[3, 3, 3]\n"), done.stderr
-    tests = run(site, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(source / "tests"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", KINDS, ids=["hosts", "workers"], indirect=True)
+def test_the_tests_of_a_new_launcher_pass(launcher: Path) -> None:
+    tests = run(
+        launcher, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(launcher.parent / "source" / "tests")
+    )
     assert tests.returncode == 0, tests.stdout
+    assert " passed" in tests.stdout
 
 
-def test_a_new_launcher_of_hosts_is_the_default_and_runs_programs(tmp_path: Path) -> None:
-    site = installed(tmp_path, "wild-geese", "--launcher")
-    (tmp_path / "program.py").write_text("import oneaccord as oa\nwith oa.init() as group:\n    print(group.world_size)\n")
-    done = run(site, "-m", "oneaccord", "run", "--on", "wild-geese", "-n", "3", "--hosts", "a:1,b:2", "program.py")
+@pytest.mark.parametrize("launcher", [()], ids=["hosts"], indirect=True)
+def test_a_new_launcher_of_hosts_runs_programs(launcher: Path) -> None:
+    site = launcher
+    (site.parent / "hello.py").write_text("import oneaccord as oa\nwith oa.init() as group:\n    print(group.world_size)\n")
+    done = run(site, "-m", "oneaccord", "run", "--on", "wild-geese", "-n", "3", "--hosts", "a:1,b:2", "hello.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [f"[{rank}] 3" for rank in range(3)]), done.stderr
 
 

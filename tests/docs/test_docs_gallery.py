@@ -14,10 +14,16 @@ NAMES = [re.search(r"pictures/gallery/(\w+)\.svg", section)[1] for section in SE
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?"
 
 
+LONG = {"checkpoint", "elastic", "pipeline", "sharded"}
+"""What trains for seconds; test_gallery.py has less of the same programs, and of the training here `make test` has digits."""
+
+
 def sections():
     """The programs; that in torch is marked, since `make test` has no torch."""
     return [
-        pytest.param(section, id=name, marks=[pytest.mark.peers] if name == "torch_ddp" else [])
+        pytest.param(
+            section, id=name, marks=[pytest.mark.peers] if name == "torch_ddp" else [pytest.mark.long] * (name in LONG)
+        )
         for name, section in zip(NAMES, SECTIONS, strict=True)
     ]
 

@@ -42,6 +42,13 @@ def may_abort(gpus: FakeNccl) -> None:
     gpus.crimes[:] = [crime for crime in gpus.crimes if not crime.startswith("comm_abort of rank")]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> None:
+    """Spare what is there before these tests from their many collections, which take most of their time otherwise."""
+    gc.collect()
+    gc.freeze()
+
+
 def collected() -> None:
     """Let all that nobody refers to be gone."""
     for _ in range(2):
