@@ -284,6 +284,30 @@ def test_observers_see_sends_and_receives(plugin: Plugin, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["shm", "simulated"])
+@pytest.mark.parametrize("own", [False, True])
+def test_observers_see_each_call_of_a_window_once(plugin: Plugin, backend: str, own: bool) -> None:
+    def program(group: Group) -> None:
+        with group.window(np.zeros(300_000) if own else 300_000) as win:
+            if group.rank == 0:
+                win.put(np.zeros(250_000), 1, at=7)
+                win.get(1, np.s_[:4:2])
+                win.flush(1)
+                with win.lock(1):
+                    win.accumulate(1.0, 1)
+
+    must(thread_world(program, 2, backend))
+    finished = [event for event in plugin.events if event.finished_ns is not None and event.operation.startswith("window.")]
+    seen = [(event.rank, event.operation, event.nbytes, event.dtype, event.call) for event in finished]
+    assert seen.count((0, "window.put", 2_000_000, "float64", "window.put at rank 1, [7:250007]")) == 1
+    assert seen.count((0, "window.get", 16, "float64", "window.get at rank 1, [0:4:2]")) == 1
+    assert seen.count((0, "window.accumulate", 8, "float64", "window.accumulate at rank 1, [0]")) == 1
+    calls = [each[1] for each in seen if each[0] == 0]
+    for name in ("put", "get", "lock", "accumulate", "unlock"):
+        assert calls.count(f"window.{name}") == 1, calls
+    assert {event.error for event in finished} == {None}
+
+
+@pytest.mark.parametrize("backend", ["shm", "simulated"])
 def test_observers_get_the_error_of_a_receive_that_failed(plugin: Plugin, backend: str) -> None:
     def program(group: Group) -> None:
         if group.rank == 0:

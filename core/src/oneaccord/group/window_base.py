@@ -221,12 +221,13 @@ class WindowBase:
         elif rank == self._job.rank:
             self._alone(what, parts.asking.change, seconds, *arguments)
         else:
-            self._failing(partial(parts.asking.change, *arguments))
+            self._asked(what, partial(parts.asking.change, *arguments))
 
     def _flush(self, ranks: Sequence[int], seconds: float) -> None:
         if self._parts.direct is not None:
             self._parts.direct.flush("flush", ranks, seconds)
-        self._failing(partial(self._parts.asking.flush, Words("flush", ranks), ranks, seconds))
+        what = Words("flush", ranks)
+        self._asked(what, partial(self._parts.asking.flush, what, ranks, seconds))
         self._completed(ranks)
 
     def _lock(self, rank: int, seconds: float, *, exclusive: bool) -> None:
@@ -248,7 +249,7 @@ class WindowBase:
         if parts.direct is not None and parts.locks_directly:
             self._alone(what, parts.direct.lock, seconds, what, rank, seconds, exclusive)
         else:
-            self._failing(partial(parts.asking.lock, what, rank, seconds, exclusive))
+            self._asked(what, partial(parts.asking.lock, what, rank, seconds, exclusive))
 
     def _unlock(self, ranks: Sequence[int], timeout_s: float | None) -> None:
         if not ranks:
@@ -263,7 +264,7 @@ class WindowBase:
         if parts.direct is not None and parts.locks_directly:
             self._alone(what, parts.direct.unlock, seconds, what, ranks, seconds)
         else:
-            self._failing(partial(parts.asking.unlock, what, ranks, seconds))
+            self._asked(what, partial(parts.asking.unlock, what, ranks, seconds))
         for rank in ranks:
             self._held.pop(rank, None)
 
@@ -319,9 +320,14 @@ class WindowBase:
         return self.group._limit(timeout_s)
 
     def _run(self, what: Words, operations: Sequence[Operation], seconds: float, nbytes: int = 0) -> None:
-        self._failing(partial(self.group._post.run, what, operations, seconds, nbytes))
+        self.group._failing(self.group._post.run, what, operations, seconds, nbytes)
 
-    def _failing(self, action: Callable[[], None]) -> None:
+    def _asked(self, what: Words, action: Callable[[], None]) -> None:
+        """Make a call by requests."""
+        if not self._plugins.settled:
+            self._plugins.load_extensions()
+        if self._plugins.observed:
+            action = partial(self._shown, what, action)
         self.group._failing(_called, action)
 
     def _alone(self, what: Words, action: Callable[..., None], seconds: float, *arguments: Any) -> None:

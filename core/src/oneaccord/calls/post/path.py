@@ -96,7 +96,7 @@ class PostPath:
         begin: Callable[[], None] = partial(self._begin_all, operations)
         if not self._plugins.settled:
             self._plugins.load_extensions()
-        if self._plugins.observed:
+        if self._plugins.observed and not operations[-1].is_served:  # a window shows its calls itself, each once
             with observed(self._plugins, self._runtime, self._members, **self._facts(what, operations, nbytes)) as known:
                 self._call(what, begin, operations, timeout_s, nbytes)
                 for each in operations:
