@@ -328,9 +328,9 @@ def test_locks_in_a_circle_end_by_an_error_on_all_ranks(world, own):
     def program(group: Group) -> None:
         with group.window(*made(1, "int64", own)) as win, win.lock(group.rank):
             group.barrier()
-            win.lock(1 - group.rank)
+            win.lock(1 - group.rank, timeout_s=1)
 
-    outcomes = world.outcomes(program, 2, timeout_s=1)
+    outcomes = world.outcomes(program, 2)
     kind = oa.DeadlockError if world.backend.endswith("simulated") else oa.DeadlineError
     assert [type(outcome) for outcome in outcomes] == [kind] * 2
     assert "window.lock at rank" in str(outcomes[0])
