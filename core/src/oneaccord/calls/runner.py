@@ -25,12 +25,11 @@ from oneaccord.calls.host.actions import HostAction
 from oneaccord.calls.host.plans import VECTOR
 from oneaccord.calls.inputs import Inputs
 from oneaccord.calls.messages.actions import MessageAction, Words
-from oneaccord.calls.messages.background import MessageWork
-from oneaccord.calls.order.call_sequence import Direction
+from oneaccord.calls.messages.fast import CachedRecv, CachedSend
 from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.paths import Action, HostFast, Paths
 from oneaccord.calls.programs import CallBuilder
-from oneaccord.calls.request import ARRAY, SLOW_PATH, CallSteps, Message, Operation, SizeExchange
+from oneaccord.calls.request import SLOW_PATH, CallSteps, Message, Operation, SizeExchange
 from oneaccord.calls.work import Work
 from oneaccord.config import Settings
 from oneaccord.contract.deadline import Deadline
@@ -60,10 +59,6 @@ _TURN_HOLDERS = (
     "oneaccord.group.collectives",
     "oneaccord.group.messages",
 )
-
-
-def _itself(came: Any) -> Any:
-    return came
 
 
 def _has_interrupted_a_call() -> bool:
@@ -292,11 +287,8 @@ class Calls:
                 seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
                 if not self._call_sequence.is_usable:
                     self._check_open(name)
-                if isinstance(turns, Direction) and self._paths.messages.goes_by_itself(turns):
-                    background, memory = self._paths.messages.background, array if turns.is_send else out
-                    entry = MessageWork(background, name, turns, memory, ARRAY, seconds, self._callbacks, self._saw, _itself)
-                    background.submit(entry)
-                    return entry
+                if isinstance(fast, CachedSend | CachedRecv) and self._paths.messages.goes_by_itself(fast.turns):
+                    return self._paths.messages.background.begin(fast, array, out, seconds, self._callbacks, self._saw)
                 work: Work[Any] = Work(name, self._callbacks, self._saw)
                 turns.submit(partial(work.run, partial(action, seconds)))
                 return work

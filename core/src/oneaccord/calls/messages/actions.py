@@ -324,6 +324,7 @@ class MessageAction:
             turns,
             on_failure_seen,
             lambda came: make(self._result(came)),
+            None,
         )
 
     def _result(self, came: Array | None) -> Any:

@@ -20,7 +20,16 @@ from typing import Any, Protocol
 from oneaccord.arrays.memory import Array
 from oneaccord.calls.engine.waiting import Overdue, checked_wait
 from oneaccord.calls.failures import again, guarded
-from oneaccord.calls.messages.point_to_point import OPENING_BYTES, DescriptionMismatch, Incoming, Mover, Outgoing
+from oneaccord.calls.messages.fast import CachedRecv, CachedSend
+from oneaccord.calls.messages.point_to_point import (
+    AT_BEGINNING,
+    OPENED,
+    OPENING_BYTES,
+    DescriptionMismatch,
+    Incoming,
+    Mover,
+    Outgoing,
+)
 from oneaccord.calls.observed import Observation
 from oneaccord.calls.order.call_sequence import CallSequence, Direction
 from oneaccord.calls.order.turns import Entry, Turns
@@ -40,7 +49,7 @@ from oneaccord.job.job import Job
 __all__ = ["Background", "MessageWork"]
 
 _FIRST_STALL_S, _NEXT_STALL_S = 0.2, 0.5
-_PAUSE_S = 2e-4
+_PAUSE_S = 5e-4
 """How long the thread of core leaves the messages to the threads of the program, which may be about to wait for them."""
 _LINGERS = 50
 _IDLE_S = 2.0
@@ -84,15 +93,18 @@ class MessageWork(Work[Any], Entry):
     turns, on_failure_seen
         As for `Work`.
     make
-        Returns the caller's result, of the array that has come.
+        Returns the caller's result, of the array that has come; None if it is that.
+    fast
+        The fast way of a receive, if it has one.
     """
 
     __slots__ = (
         "_background",
         "array",
+        "came",
         "deadline",
         "direction",
-        "flow",
+        "fast",
         "make",
         "number",
         "observation",
@@ -114,7 +126,8 @@ class MessageWork(Work[Any], Entry):
         seconds: float,
         turns: Turns,
         on_failure_seen: Callable[[], None],
-        make: Callable[[Array | None], Any],
+        make: Callable[[Array | None], Any] | None,
+        fast: CachedRecv | None,
     ) -> None:
         super().__init__("", turns, on_failure_seen)
         self._background = background
@@ -123,10 +136,11 @@ class MessageWork(Work[Any], Entry):
         self.array: Array | None = array
         self.signature: CallSignature = signature
         self.seconds: float = seconds
-        self.make: Callable[[Array | None], Any] = make
+        self.make: Callable[[Array | None], Any] | None = make
+        self.fast: CachedRecv | None = fast
+        self.came: Array | None = None
         self.number: int = -1
         self.deadline: float = math.inf
-        self.flow: Outgoing | Incoming | None = None
         self.steps: Iterator[Transfer] | None = None
         self.transfer: Transfer | None = None
         self.record: Record | None = None
@@ -159,7 +173,7 @@ class MessageWork(Work[Any], Entry):
         """Let those continue that wait for it; under the lock of the background."""
         self._result, self._error = result, error
         self._trace = None if error is None else error.__traceback__
-        self.array = self.flow = self.steps = self.transfer = None
+        self.array = self.came = self.steps = self.transfer = None
         self._conclude()
 
     def _ends_by(self, deadline: Deadline | None) -> bool:
@@ -222,6 +236,7 @@ class Background:
         self._parked: dict[Place, MessageWork] = {}
         self._slice_s = math.inf
         self._has_more = False
+        self._begun = 0
         self._helper: threading.Thread | None = None
         self._bell = threading.Event()
         self._is_over = False
@@ -233,6 +248,73 @@ class Background:
         """Begin a message now, or when the turn of its direction comes."""
         if work.direction.counters.take((work, None)):
             self.admit(work)
+
+    def begin(
+        self,
+        fast: CachedSend | CachedRecv,
+        array: Array,
+        out: Array | None,
+        seconds: float,
+        turns: Turns,
+        on_failure_seen: Callable[[], None],
+    ) -> Work[Any]:
+        """Begin a message that fits a fast way now, or when its turn comes; return its handle."""
+        if isinstance(fast, CachedSend):
+            sent = self._send_now(fast, array, seconds, turns, on_failure_seen)
+            if sent is not None:
+                return sent
+            work = MessageWork(self, fast.what, fast.turns, array, ARRAY, seconds, turns, on_failure_seen, None, None)
+            self.submit(work)
+            return work
+        direction = fast.turns
+        work = MessageWork(self, fast.what, direction, out, ARRAY, seconds, turns, on_failure_seen, None, fast)
+        number = direction.enter(fast.what)
+        if number < 0:
+            self.submit(work)
+            return work
+        work.number = number
+        work.deadline = direction.counters.started + seconds
+        with self._lock:
+            self._active[work] = None
+            self._begun += 1
+            if self._driver is not None or self._helper is None or self._parked or not self._bell.is_set():
+                self._call_driver()
+        return work
+
+    def _send_now(
+        self, fast: CachedSend, array: Array, seconds: float, turns: Turns, on_failure_seen: Callable[[], None]
+    ) -> Work[Any] | None:
+        """Send a short array whose kind is known, if its turn is now; return its handle, which has ended unless the message must wait."""
+        direction, words = fast.turns, fast.what
+        if not fast.is_short or fast.is_stale:
+            return None
+        number = direction.enter(words)
+        if number < 0:
+            return None
+        transfer: Transfer | None = None
+        error: BaseException | None = None
+        try:
+            transfer = fast.start(array, number)
+        except BaseException as problem:  # noqa: BLE001 - the wait for the work raises it
+            error = problem
+        if transfer is None and error is None:
+            direction.leave(gives_turn=True)
+            done: Work[Any] = Work(fast.name, turns, on_failure_seen)
+            done.end_at_once(None)
+            return done
+        work = MessageWork(self, words, direction, array, ARRAY, seconds, turns, on_failure_seen, None, None)
+        work.number = number
+        work.deadline = direction.counters.started + seconds
+        if transfer is not None:
+            work.steps = iter((transfer,))
+        with self._lock:
+            self._active[work] = None
+            self._begun += 1
+            self._has_more = True
+            if error is not None:
+                self._broken.append((work, error))
+        self._sort((work,) if error is None else ())
+        return work
 
     def admit(self, work: MessageWork) -> None:
         """Begin a message, whose turn has come."""
@@ -258,6 +340,9 @@ class Background:
             broken, self._broken = self._broken, []
         for work, error in broken:
             self._end(work, self._cause(work, error))
+        for _, error in broken:
+            if not isinstance(error, Exception):  # a signal handler has raised it in this thread
+                raise error
 
     def _begin(self, work: MessageWork) -> None:
         path, direction = self._path, work.direction
@@ -269,30 +354,52 @@ class Background:
             return
         number = work.number = direction.counters.begin(work.words)
         try:
-            work.deadline = direction.started + work.seconds
+            work.deadline = direction.counters.started + work.seconds
             if self._plugins.observed:
                 self._observe(work)
+            self._active[work] = None
+            self._begun += 1
             if direction.is_send:
                 assert work.array is not None
-                outgoing = path.outgoing(direction, number, work.array, work.signature)
-                work.flow, work.steps = outgoing, self._mover.send(outgoing, 0)
-            else:
-                opening = self._openings.get(direction.rank)
-                if opening is None:
-                    opening = self._openings[direction.rank] = memoryview(bytearray(OPENING_BYTES))
-                incoming = path.incoming(direction, number, work.array, work.signature)
-                work.flow, work.steps = incoming, self._mover.listen(incoming, opening)
-            self._active[work] = None
+                work.steps = self._mover.send(path.outgoing(direction, number, work.array, work.signature), AT_BEGINNING)
         except BaseException as error:  # noqa: BLE001 - as above
             self._broken.append((work, error))
             return
-        self._advance(work)
-        if work in self._active:
+        if direction.is_send:
+            self._advance(work)
+            self._has_more = self._has_more or work in self._active
+        else:
             self._has_more = True
-            work.record = path.call_sequence.record_message(
-                work.words, direction.call, 0 if work.array is None else work.array.nbytes
-            )
-            work.record.thread = 0  # none runs it
+
+    def _fetch(self, work: MessageWork) -> Iterator[Transfer]:
+        """Receive a message, after a look for a moment."""
+        fast, flow = work.fast, None
+        if fast is None:
+            flow = self._path.incoming(work.direction, work.number, work.array, work.signature)
+            yield from self._mover.receive(flow, AT_BEGINNING)
+            work.came = flow.array
+            return
+        transfer = fast.start(work.number)
+        if transfer is not None:
+            yield transfer
+        array = fast.taken(work.array)
+        if array is None:
+            flow = self._path.incoming(work.direction, work.number, work.array, work.signature)
+            yield from self._mover.receive(flow, OPENED)
+            array = flow.array
+            assert array is not None
+            fast.know(array)
+        work.came = array
+
+    def _listen(self, work: MessageWork) -> Iterator[Transfer]:
+        """Receive a message, without such a look."""
+        rank = work.direction.rank
+        opening = self._openings.get(rank)
+        if opening is None:
+            opening = self._openings[rank] = memoryview(bytearray(OPENING_BYTES))
+        flow = self._path.incoming(work.direction, work.number, work.array, work.signature)
+        yield from self._mover.listen(flow, opening)
+        work.came = flow.array
 
     def _observe(self, work: MessageWork) -> None:
         words, is_send = str(work.words), work.direction.is_send
@@ -318,6 +425,10 @@ class Background:
             return
         if transfer is None:
             self._end(work, None)
+        elif work.record is None:
+            size = 0 if work.array is None else work.array.nbytes
+            work.record = self._path.call_sequence.record_message(work.words, work.direction.call, size)
+            work.record.thread = 0  # none runs it
 
     def _end(self, work: MessageWork, error: BaseException | None) -> None:
         """End a message, and let the next one of its direction have its turn."""
@@ -326,10 +437,10 @@ class Background:
             if work.has_ended():
                 return
             result: Any = None
-            came = work.flow.array if isinstance(work.flow, Incoming) else None
+            came = work.came
             if error is None:
                 try:
-                    result = work.make(came)
+                    result = came if work.make is None else work.make(came)
                 except BaseException as problem:  # noqa: BLE001 - as above
                     error = problem
             if work.record is not None:
@@ -341,9 +452,10 @@ class Background:
                 work.observation.end(error, **facts)
             work.direction.leave(gives_turn=False)
             work.end(result, error)
-            for place in [place for place, waited in self._parked.items() if waited is work]:
-                del self._parked[place]
-                place.wake()
+            if self._parked:
+                for place in [place for place, waited in self._parked.items() if waited is work]:
+                    del self._parked[place]
+                    place.wake()
         work.direction.give()
 
     # Failures
@@ -378,10 +490,13 @@ class Background:
             if self._driver is not None or not self._active:
                 return
             self._driver = get_ident()
-            transfers = [work.transfer for work in self._active if work.transfer is not None]
         try:
-            self._transport.poll(transfers)
-            self._sort_done()
+            if not self._start(patient=False):
+                with self._lock:
+                    transfers = [work.transfer for work in self._active if work.transfer is not None]
+                if transfers:
+                    self._transport.poll(transfers)
+                self._sort_done()
         except Exception as error:  # noqa: BLE001 - those that wait for the works raise it
             self._fail(error)
         except BaseException as error:
@@ -399,7 +514,7 @@ class Background:
                 rank=self._job.rank,
                 operation=str(work.words),
             )
-        while not work.has_ended():
+        while True:
             with self._lock:
                 if work.has_ended():
                     return
@@ -449,11 +564,13 @@ class Background:
         while True:
             with self._lock:
                 works = list(self._active)
-                if test() or not works:
+                if not works or test():
                     return False
-                transfers = [work.transfer for work in works if work.transfer is not None]
-                first = min(works, key=lambda each: each.deadline)
+            first = works[0] if len(works) == 1 else min(works, key=lambda each: each.deadline)
             self._check()
+            if self._start(patient=True):
+                continue
+            transfers = [work.transfer for work in works if work.transfer is not None]
             now = time.monotonic()
             if now >= first.deadline:
                 self._fail(Overdue([first.direction.rank]), first)
@@ -476,6 +593,16 @@ class Background:
                 moved = -1
                 stalls_at = time.monotonic() + _FIRST_STALL_S
                 self._sort_done()
+
+    def _start(self, *, patient: bool) -> bool:
+        """Begin to receive the messages whose turns have come; return whether there were any. If ``patient``, look for a single one for a moment."""
+        with self._lock:
+            works = [work for work in self._active if work.steps is None]
+            for work in works:
+                work.steps = self._fetch(work) if patient and len(works) == 1 else self._listen(work)
+        if works:
+            self._sort(works)
+        return bool(works)
 
     def _sort_done(self) -> None:
         with self._lock:
@@ -531,7 +658,7 @@ class Background:
                 self._helper.start()
             except RuntimeError:  # no thread can be started: messages move while a thread waits
                 self._helper = None
-        else:
+        elif not self._bell.is_set():
             self._bell.set()
 
     def _help(self) -> None:
@@ -539,8 +666,10 @@ class Background:
         while not self._is_over:
             self._bell.clear()
             for _ in range(_LINGERS):
+                begun = self._begun
                 time.sleep(_PAUSE_S)
-                while self._active and self._driver is None and not self._parked and not self._is_over:
+                # A program that begins messages one after the other is about to wait for them.
+                while self._is_left_alone and begun == self._begun:
                     self._drive_in_background()
             if self._active or self._bell.wait(_IDLE_S):
                 continue
@@ -550,6 +679,11 @@ class Background:
                     return
         if self._active:
             self._fail(LinkLost(self._job.rank, "the job has ended"))
+
+    @property
+    def _is_left_alone(self) -> bool:
+        """Whether there are messages to move that no other thread moves or is about to."""
+        return bool(self._active) and self._driver is None and not self._parked and not self._is_over
 
     def _drive_in_background(self) -> None:
         with self._lock:
