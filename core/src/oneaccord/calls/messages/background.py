@@ -305,15 +305,18 @@ class Background:
         work = MessageWork(self, words, direction, array, ARRAY, seconds, turns, on_failure_seen, None, None)
         work.number = number
         work.deadline = direction.counters.started + seconds
-        if transfer is not None:
-            work.steps = iter((transfer,))
+        # Not by `_sort`: a signal handler may have interrupted that.
+        work.steps, work.transfer = iter(()), transfer
         with self._lock:
             self._active[work] = None
             self._begun += 1
-            self._has_more = True
-            if error is not None:
+            if error is None:
+                self._note(work)
+                self._call_driver()
+            else:
                 self._broken.append((work, error))
-        self._sort((work,) if error is None else ())
+        if error is not None:
+            self._sort(())
         return work
 
     def admit(self, work: MessageWork) -> None:
@@ -426,9 +429,13 @@ class Background:
         if transfer is None:
             self._end(work, None)
         elif work.record is None:
-            size = 0 if work.array is None else work.array.nbytes
-            work.record = self._path.call_sequence.record_message(work.words, work.direction.call, size)
-            work.record.thread = 0  # none runs it
+            self._note(work)
+
+    def _note(self, work: MessageWork) -> None:
+        """Make a message that has to wait a record of its own."""
+        size = 0 if work.array is None else work.array.nbytes
+        work.record = self._path.call_sequence.record_message(work.words, work.direction.call, size)
+        work.record.thread = 0  # none runs it
 
     def _end(self, work: MessageWork, error: BaseException | None) -> None:
         """End a message, and let the next one of its direction have its turn."""
@@ -529,12 +536,18 @@ class Background:
             if place is None:
                 self._drive_for(work, deadline)
             else:
+                came = False
                 try:
-                    place.wait(None if deadline is None else deadline.remaining())
+                    came = place.wait(None if deadline is None else deadline.remaining())
                 finally:
                     with self._lock:
                         self._parked.pop(place, None)
+                        if not came and self._driver is None:  # it may have been woken to drive all the same
+                            self._pass_on()
             if deadline is not None and deadline.passed():
+                with self._lock:
+                    if self._driver is None:
+                        self._pass_on()
                 return
 
     def _drive_for(self, work: MessageWork, deadline: Deadline | None) -> None:
@@ -577,7 +590,9 @@ class Background:
                 continue
             if now >= until or (yields and self._parked):
                 return False
-            limit = min(first.deadline, until, now + self._slice_s, stalls_at)
+            # The thread of core does not know at first whether it can be interrupted.
+            slice_s = _SLICE_S if yields and self._slice_s == math.inf else self._slice_s
+            limit = min(first.deadline, until, now + slice_s, stalls_at)
             try:
                 checked_wait(self._transport, transfers, Deadline(max(limit - now, 1e-9)))
             except TimeoutError:
@@ -629,11 +644,8 @@ class Background:
         if self._driver is not None:
             if self._driver != get_ident():
                 self._interrupt()
-            return
-        for place in self._parked:
-            place.wake()
-            return
-        self._call_helper()
+        else:
+            self._pass_on()
 
     def _interrupt(self) -> None:
         self._slice_s = _DRIVES_S if self._transport.interrupt() else _SLICE_S
@@ -642,11 +654,15 @@ class Background:
         """Let another thread drive."""
         with self._lock:
             self._driver = None
-            for place in self._parked:
-                place.wake()
-                return
-            if self._active:
-                self._call_helper()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let a thread drive, since none does; under the lock."""
+        for place in self._parked:
+            place.wake()
+            return
+        if self._active:
+            self._call_helper()
 
     def _call_helper(self) -> None:
         if self._is_over:
