@@ -21,6 +21,7 @@ extensions = [
     "sphinx_design",
     "diagrams",  # _site/diagrams.py: pictures of the diagrams that are written in Mermaid
     "generated",  # _site/generated.py: what is made from the code
+    "players",  # _site/players.py: the algorithms, step by step
     "outside",  # _site/outside.py: links to files outside docs/, and to names
     "questions",  # _site/questions.py: what people type into the search
     "signatures",  # _site/signatures.py: long signatures as lines

@@ -131,6 +131,10 @@ def test_every_algorithm_keeps_to_one_message_at_a_time_and_ends_with_what_it_pr
             timeline.complete if promise.behind is None else rank + 1 - promise.behind for _ in values
         ]
     assert timeline_of(schedules) == timeline
+    # What is written, in the order of time, leaves the same.
+    assert [write.time for write in timeline.writes] == sorted(write.time for write in timeline.writes)
+    left = {(each.rank, each.chunk): each.value for each in timeline.writes if each.buffer is Buffer.OUTPUT}
+    assert left == {(rank, chunk): value for rank, values in enumerate(timeline.after) for chunk, value in enumerate(values)}
 
 
 @given(st.sampled_from(BUILTIN), st.integers(2, 16), st.sampled_from([1, 2, 3, 4]))

@@ -15,7 +15,7 @@ from oneaccord.schedule.proof.structure import check_structure
 from oneaccord.schedule.proof.verify import Report, verify
 from oneaccord.schedule.steps import Buffer, RecvReduce, Reduce, Ref, Schedule, reads_of, target_of
 
-__all__ = ["Local", "Message", "Timeline", "Value", "timeline_of"]
+__all__ = ["Local", "Message", "Timeline", "Value", "Write", "timeline_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,17 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
+class Write:
+    """A chunk of a rank's memory, and the value that it holds from ``time`` on: by a message that has arrived, or by a local step."""
+
+    time: int
+    rank: int
+    buffer: Buffer
+    chunk: int
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """A collective of one world, in time.
 
@@ -81,6 +92,8 @@ class Timeline:
         rank has several to send or to receive at once.
     messages, locals
         All that happens, by time and then by rank.
+    writes
+        What fills the memory of the ranks, by time. All writes up to a time, in this order, give the memory at that time.
     before, after
         The input and output of each rank.
     """
@@ -91,6 +104,7 @@ class Timeline:
     slots: int
     messages: tuple[Message, ...]
     locals: tuple[Local, ...]
+    writes: tuple[Write, ...]
     before: tuple[tuple[Value, ...], ...]
     after: tuple[tuple[Value, ...], ...]
 
@@ -126,17 +140,19 @@ def timeline_of(schedules: Sequence[Schedule]) -> Timeline:
     before = tuple(memory.inputs(rank) for rank in range(contract.size))
     messages: list[Message] = []
     local: list[Local] = []
+    writes: list[Write] = []
     arrived: dict[Address, int] = {}
     for ((rank, index), receive), time in zip(events, finish, strict=True):
         step = schedules[rank].steps[index]
         if receive is not None:
             carried = memory.sent(rank, index)
-            memory.receive(*receive, carried)
+            writes += (Write(time, *each) for each in memory.receive(*receive, carried))
             arrived[receive] = len(messages)
             reduces = isinstance(schedules[receive[0]].steps[receive[1]], RecvReduce)
             messages.append(Message(time - 1, rank, receive[0], carried, reduces))
             continue
-        values = memory.run(rank, index)
+        values, written = memory.run(rank, index)
+        writes += (Write(time, *each) for each in written)
         if isinstance(step, Reduce):
             operands = [arrived[rank, earlier] for earlier in step.after if (rank, earlier) in arrived]
             just = [message for message in operands if messages[message].start + 1 == time]
@@ -152,6 +168,7 @@ def timeline_of(schedules: Sequence[Schedule]) -> Timeline:
         slots=max(finish, default=0),
         messages=tuple(sorted(messages, key=lambda message: (message.start, message.sender, message.receiver))),
         locals=tuple(sorted(local, key=lambda done: (done.time, done.rank))),
+        writes=tuple(sorted(writes, key=lambda write: write.time)),
         before=before,
         after=tuple(memory.outputs(rank) for rank in range(contract.size)),
     )
@@ -210,6 +227,9 @@ def _turn(event: Event) -> tuple[int, int, int]:
     return max(send, receive[1]), min(send, receive[1]), sender
 
 
+Written = tuple[int, Buffer, int, Value]
+
+
 class _Memory:
     """The chunks of all ranks, with input and output apart."""
 
@@ -232,26 +252,29 @@ class _Memory:
     def sent(self, rank: int, index: int) -> tuple[Value, ...]:
         return tuple(value for ref in reads_of(self.schedules[rank].steps[index]) for value in self._read(rank, ref))
 
-    def receive(self, rank: int, index: int, incoming: tuple[Value, ...]) -> None:
+    def receive(self, rank: int, index: int, incoming: tuple[Value, ...]) -> list[Written]:
+        """Put a message down and return what it has written."""
         step = self.schedules[rank].steps[index]
         if isinstance(step, RecvReduce):
             incoming = _combined(self._read(rank, step.operand), incoming)
-        self._write(rank, target_of(step), incoming)
+        return self._write(rank, target_of(step), incoming)
 
-    def run(self, rank: int, index: int) -> tuple[Value, ...]:
-        """Perform a local step and return the values that it leaves."""
+    def run(self, rank: int, index: int) -> tuple[tuple[Value, ...], list[Written]]:
+        """Perform a local step and return the values that it leaves, and where."""
         step = self.schedules[rank].steps[index]
         first, *second = (self._read(rank, ref) for ref in reads_of(step))
         result = _combined(first, second[0]) if second else first
-        self._write(rank, target_of(step), result)
-        return result
+        return result, self._write(rank, target_of(step), result)
 
     def _read(self, rank: int, ref: Ref) -> tuple[Value, ...]:
         return tuple(self.values[rank, ref.buffer, chunk] for chunk in range(ref.chunk, ref.chunk + ref.count))
 
-    def _write(self, rank: int, ref: Ref | None, values: tuple[Value, ...]) -> None:
-        if ref is not None:
-            self.values.update({(rank, ref.buffer, ref.chunk + offset): value for offset, value in enumerate(values)})
+    def _write(self, rank: int, ref: Ref | None, values: tuple[Value, ...]) -> list[Written]:
+        if ref is None:
+            return []
+        written = [(rank, ref.buffer, ref.chunk + offset, value) for offset, value in enumerate(values)]
+        self.values.update({each[:3]: each[3] for each in written})
+        return written
 
 
 def _combined(left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:

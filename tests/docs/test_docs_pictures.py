@@ -1,0 +1,112 @@
+"""What the site bakes for its moving pictures: replayed as a player does it, each run ends with exactly what the collective promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
+from oneaccord.schedule.contracts import PROMISES, Contract
+from oneaccord.schedule.steps import Collective
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def site_module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"oneaccord_site_{name}", ROOT / "docs" / "_site" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+players = site_module("players")
+
+
+def title(algorithm: Algorithm) -> str:
+    return f"{algorithm.name}_{algorithm.collective.value}"
+
+
+def baked(algorithm: Algorithm) -> dict[str, Any]:
+    """What a page gets, through JSON and back."""
+    found: dict[str, Any] = json.loads(json.dumps(players.bake(algorithm)))
+    return found
+
+
+def replay(run: dict[str, Any], size: int, *, signals: bool = False) -> list[dict[int, int]]:
+    """Return the last contents of each rank's cells, and check on the way that nothing comes from nowhere.
+
+    A signal may tell a rank what it has heard before.
+    """
+    held: list[dict[int, int]] = [{} for _ in range(size)]
+    for rank, cell, value in run["start"]:
+        held[rank][cell] = value
+    for messages, writes in run["steps"]:
+        known = [set(cells.values()) for cells in held]
+        arrived: list[set[int]] = [set() for _ in range(size)]
+        for sender, receiver, _, _, values in messages:
+            assert set(values) <= known[sender]
+            arrived[receiver] |= set(values)
+        assert {receiver for _, receiver, *_ in messages} <= {rank for rank, *_ in writes}
+        for rank, cell, value in writes:
+            available = known[rank] | arrived[rank]
+            if value not in available:  # then it is a sum of what is there, each part of it once
+                piece, ranks = divmod(value, 2**size)
+                parts = {each % 2**size for each in available if each >> size == piece}
+                assert any(one | other == ranks and (not one & other or signals) for one in parts for other in parts)
+            known[rank].add(value)
+            held[rank][cell] = value
+    return held
+
+
+@pytest.mark.parametrize("algorithm", BUILTIN, ids=title)
+def test_each_baked_run_ends_with_the_promised_contents(algorithm: Algorithm) -> None:
+    found = baked(algorithm)
+    rooted = PROMISES[algorithm.collective].input_on_root or PROMISES[algorithm.collective].output_on_root
+    segments = 4 if algorithm.pipelined else 1 if algorithm.collective is not Collective.BARRIER else 0
+    for words, runs in found["worlds"].items():
+        size = int(words)
+        assert len(runs) == (size if rooted else 1)
+        for root, run in enumerate(runs):
+            held = replay(run, size, signals=algorithm.collective is Collective.BARRIER)
+            if algorithm.collective is Collective.BARRIER:
+                assert held == [{0: 2**size - 1}] * size
+                continue
+            schedule = algorithm.schedule(0, size, root, segments, run["hosts"])
+            contract = Contract.of(schedule)
+            pieces = sorted({p for rank in range(size) for p in contract.input_pieces(rank) + contract.output_pieces(rank)})
+            for rank in range(size):
+                first = sum(run["cells"][rank][:2])
+                result = [held[rank].get(first + place) for place in range(run["cells"][rank][2])]
+                expected = [
+                    pieces.index(piece) * 2**size + sum(1 << other for other in contract.contributors(piece, rank))
+                    for piece in (contract.output_pieces(rank) if contract.holds_output(rank) else ())
+                ]
+                assert result == expected, (size, root, rank)
+
+
+def test_every_algorithm_has_a_world_of_four_ranks_and_more() -> None:
+    for algorithm in BUILTIN:
+        worlds = sorted(map(int, baked(algorithm)["worlds"]))
+        assert worlds == ([4, 6, 8, 9] if algorithm.by_host else list(range(2, 10)))
+
+
+def test_the_names_of_a_run_are_different_and_short() -> None:
+    for algorithm in BUILTIN:
+        for runs in baked(algorithm)["worlds"].values():
+            assert all(len(set(run["names"])) == len(run["names"]) for run in runs)
+            assert max(len(name) for run in runs for name in run["names"]) <= 3
+
+
+def test_a_picture_is_described_by_its_own_title_and_cost() -> None:
+    words = players.described(ROOT / "docs" / "pictures" / "ring_all_reduce.svg")
+    assert words.startswith("ring all_reduce: 4 ranks. ")
+    assert "6 steps" in words
