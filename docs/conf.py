@@ -21,6 +21,7 @@ extensions = [
     "sphinx_design",
     "diagrams",  # _site/diagrams.py: pictures of the diagrams that are written in Mermaid
     "generated",  # _site/generated.py: what is made from the code
+    "curves",  # _site/curves.py: predicted times, with a slider for the world
     "players",  # _site/players.py: the algorithms, step by step
     "outside",  # _site/outside.py: links to files outside docs/, and to names
     "questions",  # _site/questions.py: what people type into the search

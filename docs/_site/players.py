@@ -147,7 +147,7 @@ def load(app: Any, _page: str, _template: str, context: dict[str, Any], _tree: A
     """Load the script on pages that have a player."""
     if 'class="player"' in context.get("body", ""):
         app.add_js_file("player.js", loading_method="defer")
-        app.add_css_file("player.css")
+        app.add_css_file("pictures.css")
 
 
 def write(app: Any, failed: Exception | None) -> None:

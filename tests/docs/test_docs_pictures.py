@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from oneaccord.config.select import Selector
 from oneaccord.schedule.algorithms.registry import BUILTIN, Algorithm
 from oneaccord.schedule.contracts import PROMISES, Contract
 from oneaccord.schedule.steps import Collective
+from oneaccord_lab.commands.plots import SIZES
+from oneaccord_lab.commands.predictions import Question, weigh
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +33,7 @@ def site_module(name: str) -> ModuleType:
     return module
 
 
+curves = site_module("curves")
 players = site_module("players")
 
 
@@ -35,6 +41,7 @@ def title(algorithm: Algorithm) -> str:
     return f"{algorithm.name}_{algorithm.collective.value}"
 
 
+@functools.cache
 def baked(algorithm: Algorithm) -> dict[str, Any]:
     """What a page gets, through JSON and back."""
     found: dict[str, Any] = json.loads(json.dumps(players.bake(algorithm)))
@@ -110,3 +117,37 @@ def test_a_picture_is_described_by_its_own_title_and_cost() -> None:
     words = players.described(ROOT / "docs" / "pictures" / "ring_all_reduce.svg")
     assert words.startswith("ring all_reduce: 4 ranks. ")
     assert "6 steps" in words
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_the_curves_are_what_show_predicts(size: int) -> None:
+    found = curves.bake(size)
+    assert list(found) == [each.value for each in Collective if each is not Collective.BARRIER]
+    selector = Selector()
+    for collective, drawn in found.items():
+        for place, nbytes in list(enumerate(SIZES))[::4]:
+            question = Question.of(Collective(collective), str(nbytes), size, None)
+            choice, candidates = weigh(question, BUILTIN, selector)
+            expected = {each.algorithm.name: each.outcome.time_s for each in candidates if each.outcome}
+            assert {name: row[place] for name, row in drawn["times"].items()} == pytest.approx(expected, rel=6e-3)
+            assert drawn["chosen"][place] == choice.algorithm.name
+
+
+def test_baked_times_are_kept_until_a_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "WORLDS", (2,))
+    monkeypatch.setattr(curves, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    first = curves.bake_all(tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_text('{"from": "the file"}', encoding="utf-8")
+    assert curves.bake_all(tmp_path) == {"from": "the file"}
+    monkeypatch.setattr(curves, "SOURCES", curves.SOURCES[:1])
+    assert curves.bake_all(tmp_path) == first
+    assert first["hosts"] == ["2 ranks on one host"]
+
+
+def test_without_a_script_the_curves_are_a_table_of_the_largest_world() -> None:
+    baked = {"sizes": ["64 B"], "hosts": ["2 ranks on one host"], "worlds": [[2, curves.bake(2)]]}
+    html = curves.figure(baked)
+    assert "<caption>Predicted time of all_reduce, 2 ranks on one host" in html
+    assert html.count("●</td>") == 1
+    assert "\n\n" not in html  # it would end there
