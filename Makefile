@@ -116,7 +116,7 @@ test-engines:
 	.venv-engines/bin/python -m pytest -m engines plugins tests/engines $(PYTEST_ARGS)
 
 test-docs-site: docs
-	.venv-docs/bin/python -m pytest -m site tests/docs/test_docs_site.py $(PYTEST_ARGS)
+	.venv-docs/bin/python -m pytest -m site tests/docs/test_docs_site.py tests/docs/test_docs_site_pictures.py $(PYTEST_ARGS)
 
 test-native: venv-dev
 	$(BIN)/python tools/test_native.py $(NATIVE_ARGS)

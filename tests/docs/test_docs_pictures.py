@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +24,8 @@ from oneaccord_lab.commands.predictions import Question, weigh
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def site_module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"oneaccord_site_{name}", ROOT / "docs" / "_site" / f"{name}.py")
+def module_of(folder: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"oneaccord_site_{name}", ROOT / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,8 +34,9 @@ def site_module(name: str) -> ModuleType:
     return module
 
 
-curves = site_module("curves")
-players = site_module("players")
+curves = module_of("docs/_site", "curves")
+players = module_of("docs/_site", "players")
+timelines = module_of("tools", "make_timeline")
 
 
 def title(algorithm: Algorithm) -> str:
@@ -151,3 +153,38 @@ def test_without_a_script_the_curves_are_a_table_of_the_largest_world() -> None:
     assert "<caption>Predicted time of all_reduce, 2 ranks on one host" in html
     assert html.count("●</td>") == 1
     assert "\n\n" not in html  # it would end there
+
+
+def trace_of(*calls: tuple[int, float, float]) -> dict[str, Any]:
+    """A trace of calls: the rank, and begin and end in milliseconds."""
+    return {
+        "traceEvents": [{"ph": "M", "name": "thread_name"}]
+        + [
+            {"ph": "X", "name": "all_reduce", "tid": rank + 1, "ts": begin * 1000, "dur": (end - begin) * 1000}
+            for rank, begin, end in calls
+        ]
+    }
+
+
+def test_a_drawn_timeline_says_which_rank_waits(tmp_path: Path) -> None:
+    trace, picture = tmp_path / "trace.json", tmp_path / "picture.svg"
+    trace.write_text(json.dumps(trace_of((0, 0, 9), (1, 6, 8), (0, 10, 19), (1, 15, 20))), encoding="utf-8")
+    assert timelines.main([str(trace), "--first", "0", "--to", str(picture)]) == 0
+    words = players.described(picture)
+    assert words == (
+        "2 calls of all_reduce on 2 ranks, as recorded. Rank 1 begins each call last. Rank 0 waits 11 ms for it, of 20 ms in all."
+    )
+    bars = [line for line in picture.read_text(encoding="utf-8").splitlines() if "<rect" in line and 'height="26"' in line]
+    assert [timelines.WAIT in line for line in bars] == [True, False, True, False, False, False]
+
+
+def test_a_timeline_of_calls_that_some_ranks_lack_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"all_reduce: the ranks have \[2, 1\] calls"):
+        timelines.calls_of(trace_of((0, 0, 1), (0, 2, 3), (1, 0, 1)), "all_reduce")
+
+
+def test_the_page_describes_its_timeline_as_the_picture_does() -> None:
+    page = (ROOT / "docs" / "guides" / "profiling.md").read_text(encoding="utf-8")
+    shown = re.search(r"!\[([^\]]+)\]\(\.\./pictures/explanation/timeline\.svg\)", page)
+    assert shown is not None
+    assert " ".join(shown[1].split()) == players.described(ROOT / "docs" / "pictures" / "explanation" / "timeline.svg")
