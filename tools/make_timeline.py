@@ -52,7 +52,9 @@ def draw(calls: Sequence[Sequence[tuple[float, float]]], name: str) -> str:
     first = max(range(size), key=lambda rank: waited[rank])
     often = "each call" if latest.count(late) == len(calls) else f"{latest.count(late)} of the {len(calls)} calls"
     ET.SubElement(root, "title").text = f"{len(calls)} calls of {name} on {size} ranks, as recorded"
-    ET.SubElement(root, "desc").text = (
+    ET.SubElement(
+        root, "desc"
+    ).text = (
         f"Rank {late} begins {often} last. Rank {first} waits {waited[first]:.0f} ms for it, of {end - origin:.0f} ms in all."
     )
     add(root, "rect", x=0.5, y=0.5, width=WIDTH - 1, height=bottom + 71, rx=8, fill="#ffffff", stroke="#d5dbe2")
