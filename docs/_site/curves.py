@@ -101,8 +101,8 @@ def figure(baked: dict[str, Any]) -> str:
         rows.append(f'<tr><th scope="row">{size}</th>{"".join(cells)}</tr>')
     title = f"Predicted time of {FIRST.value}, {baked['hosts'][-1]}; ● marks what the table chooses"
     return (
-        f'<figure class="curves" data-first="{FIRST.value}"><table class="table"><caption>{title}</caption>'
-        f'<thead><tr><th scope="col">bytes</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></figure>'
+        f'<figure class="curves" data-first="{FIRST.value}"><div class="curves-table" tabindex="0"><table class="table"><caption>{title}</caption>'
+        f'<thead><tr><th scope="col">bytes</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></figure>'
     )
 
 

@@ -39,7 +39,7 @@
         node("label", {}, "Collective ", this.collective),
         node("label", { class: "curves-slider" }, "Ranks", this.world, this.worldWords),
         node("label", { class: "curves-slider" }, "Bytes", this.bytes, this.bytesWords));
-      const table = node("details", {}, node("summary", {}, "The times as a table"), figure.querySelector("table"));
+      const table = node("details", {}, node("summary", {}, "The times as a table"), figure.querySelector(".curves-table"));
       figure.prepend(bar, this.stage, this.values);
       figure.append(table);
       figure.setAttribute("role", "group");

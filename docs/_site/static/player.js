@@ -145,12 +145,15 @@
       this.choose(0);
       new ResizeObserver(() => this.stage.clientWidth !== this.wide && this.build()).observe(this.stage);
       new IntersectionObserver(([seen]) => {
-        if (seen.isIntersecting && !still.matches && !active && ["new", "hidden"].includes(this.state)) this.start();
-        if (!seen.isIntersecting && this.state === "playing") this.stop("hidden");
+        const inView = seen.intersectionRatio >= 0.6;
+        if (inView && !still.matches && !active && ["new", "hidden"].includes(this.state)) this.start();
+        if (!inView && this.state === "playing") this.stop("hidden");
       }, { threshold: 0.6 }).observe(this.stage);
     }
 
     choose(root) {
+      if (this.state !== "new") this.stop("paused");
+      this.step = 0;
       const runs = this.data.worlds[this.world.value];
       const chosen = Math.min(root, runs.length - 1);
       this.root.replaceChildren(...runs.map((_, rank) => node("option", {}, String(rank))));
@@ -159,8 +162,6 @@
       this.last = this.run.steps.length - 1;
       this.slider.max = this.last;
       this.build();
-      if (this.state === "new") this.show(0);
-      else this.go(0);
     }
 
     // Draw what stays: hosts, ranks and their cells.
@@ -285,23 +286,24 @@
       this.mark("playing");
       active = this;
       let began = null;
+      let rested = false;
       const tick = (now) => {
         began ??= now;
-        const moved = Math.min(1, (now - began) / MOVE_MS);
-        if (moved < 1 && !still.matches) this.show(this.step, moved * moved * (3 - 2 * moved));
-        else if (this.shown !== null || still.matches) {
-          if (!this.resting) this.show(++this.step);
-          this.resting = true;
-        }
-        if (moved === 1 && once) return this.stop("paused");
-        if (now - began >= MOVE_MS + REST_MS) {
+        const passed = now - began;
+        if (passed < MOVE_MS && !still.matches) {
+          const moved = passed / MOVE_MS;
+          this.show(this.step, moved * moved * (3 - 2 * moved));
+        } else if (!rested) {
+          rested = true;
+          this.show(++this.step);
+          if (once) return this.stop("paused");
+        } else if (passed >= MOVE_MS + REST_MS) {
           if (this.step === this.last) return this.stop("done");
-          this.resting = false;
           began = now;
+          rested = false;
         }
         this.frame = requestAnimationFrame(tick);
       };
-      this.resting = false;
       this.frame = requestAnimationFrame(tick);
     }
 
