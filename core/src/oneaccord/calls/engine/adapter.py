@@ -17,7 +17,7 @@ from oneaccord.contract.backend import Mailbox, Sink, Transfer, Transport
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import piece_header
 
-__all__ = ["SLOT_BYTES", "Links", "cutting", "mailbox_of"]
+__all__ = ["SLOT_BYTES", "Links", "cutting", "lent_bytes", "mailbox_of", "posted_bytes"]
 
 SLOT_BYTES: int = 1 << 16
 """The longest payload that goes through a mailbox of core's own."""
@@ -59,6 +59,18 @@ def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox
     if box is None or min(len(box.outgoing[0]), len(box.incoming[0])) < least_bytes:
         return _Slots(transport, peer)
     return box
+
+
+def posted_bytes(box: Mailbox) -> int:
+    """Return the length of the longest message that is posted though it will not be reduced."""
+    slot_bytes, limit = len(box.outgoing[0]), lent_bytes(box)
+    return slot_bytes if limit is None else min(slot_bytes, limit)
+
+
+def lent_bytes(box: Mailbox) -> int | None:
+    """Return `Mailbox.posted_bytes`, also of a class that is only registered as a mailbox, and does not know it."""
+    limit: int | None = getattr(box, "posted_bytes", None)
+    return limit
 
 
 def cutting(transport: Transport, program: CompiledSchedule) -> Transport:
