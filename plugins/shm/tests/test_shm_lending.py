@@ -89,7 +89,9 @@ def test_where_the_system_copies_slowly_short_messages_are_not_lent(monkeypatch:
     read = kernel.read_process
 
     def slowly(*arguments: Any) -> bool:
-        time.sleep(0.002)
+        until = time.thread_time() + 0.001
+        while time.thread_time() < until:
+            pass
         return read(*arguments)
 
     monkeypatch.setattr(kernel, "read_process", slowly)

@@ -100,20 +100,20 @@ def withdraw(page: memoryview) -> None:
 def measured_bytes() -> int:
     """Return the length from which on messages are to be lent, as some tries on this machine say; it takes a fraction of a millisecond.
 
-    A copy by the system finds the pages of the other process one by one, which some systems do slowly. A message through slots is copied twice, but
+    What counts is the time of this thread on its processor, which other work on the machine changes little. A copy by the system finds the pages of the other process one by one, which some systems do slowly. A message through slots is copied twice, but
     by two ranks at once.
     """
     source, into, rest = (memoryview(bytearray(nbytes)) for nbytes in (_TRIED_BYTES, _TRIED_BYTES, 1))
     pid, address = os.getpid(), kernel.address_of(source)
     read_s = copied_s = float("inf")
     for _ in range(_TRIES):
-        started = time.perf_counter()
+        started = time.thread_time()
         if not kernel.read_process(pid, (address, into), (address, rest)):
             return _MOST_LENT_BYTES
-        between = time.perf_counter()
+        between = time.thread_time()
         into[:] = source
         read_s = min(read_s, between - started)
-        copied_s = min(copied_s, time.perf_counter() - between)
+        copied_s = min(copied_s, time.thread_time() - between)
     return _LEAST_LENT_BYTES if read_s < _WORTH * copied_s else _MOST_LENT_BYTES
 
 

@@ -25,8 +25,8 @@ from oneaccord_shm.segment import LABELS, LINE, PAYLOADS, SLOTS, Geometry
 
 __all__ = ["Link", "Moving", "PythonLink", "Shared", "compiled_link"]
 
-_NUMBER, _EXTENT, _PLACE = HEADER_BYTES, HEADER_BYTES + 8, HEADER_BYTES + 16
-"""The positions of the words of a label, after the header."""
+_NUMBER, _EXTENT, _PLACE, _CLAIMS, _HELPED = (HEADER_BYTES + offset for offset in (0, 8, 16, 24, 48))
+"""The positions of the words of a label, after the header. Between the last two are those that a receiver writes."""
 _IN_HEAP, _LENT = 0, 255
 _EXTENTS = 256
 """An extent is a slot's number times this, plus the number of slots of the part, or a code for the place of the payload: `_IN_HEAP` is the
@@ -98,6 +98,8 @@ class Link:
         self._out_numbers = _words(out, _NUMBER)
         self._out_extents = _words(out, _EXTENT)
         self._out_places = _words(out, _PLACE)
+        self._out_claims = _words(out, _CLAIMS)
+        self._out_helped = _words(out, _HELPED)
         self._out_payloads = out[PAYLOADS : PAYLOADS + SLOTS * geometry.slot_bytes]
         self._emptied = out[:8].cast("Q")
         self.outgoing = _slots(self._out_payloads, geometry)
@@ -155,6 +157,8 @@ class Link:
         slot = self.next_out
         self._out_headers[slot][:] = header
         self._out_places[slot] = place
+        if lent:
+            self._out_claims[slot] = self._out_helped[slot] = 0  # which a receiver in C counts: see lend.c
         self._out_extents[slot] = (self._sent + 1) * _EXTENTS + (_LENT if lent else _IN_HEAP)
         self._publish(slot, 1)
         return self._sent

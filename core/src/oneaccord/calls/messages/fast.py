@@ -145,8 +145,9 @@ class _Fast(ABC):
 
         Empty if no message follows; None if it is too long for the mailbox, which does not lend it either.
         """
-        rest, lends = nbytes - FIRST_BYTES, lent_bytes(self._box) is not None and self._end.transport.streams
-        if rest > len(self._box.outgoing[0]) and not lends:
+        rest, limit = nbytes - FIRST_BYTES, lent_bytes(self._box)
+        is_lent = limit is not None and rest > limit and self._end.transport.streams
+        if rest > len(self._box.outgoing[0]) and not is_lent:
             return None
         return bytes(self._blank_header(rest, 1)[0]) if rest > 0 else b""
 
