@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import signal
@@ -35,8 +34,21 @@ class Ends:
             signal.pause()
 
         def end(out: memoryview, into: memoryview, pid: int) -> Any:
-            numbers = {"slots": SLOTS, "slot_bytes": 1024, "labels": LABELS, "payloads": PAYLOADS, "line": LINE, "number_at": 64}
-            lending = {"extent_at": 72, "pid": pid, "pledge_at": self.pledge.ctypes.data, "token": self.token, "lent_bytes": 4096}
+            numbers = {
+                "slots": SLOTS,
+                "slot_bytes": 1024,
+                "labels": LABELS,
+                "payloads": PAYLOADS,
+                "line": LINE,
+                "number_at": 64,
+            }
+            lending = {
+                "extent_at": 72,
+                "pid": pid,
+                "pledge_at": self.pledge.ctypes.data,
+                "token": self.token,
+                "lent_bytes": 4096,
+            }
             return native.Ring(out, into, sleepers, lambda: None, **numbers, fenced=False, tries=10, spin_s=0.0, **lending)
 
         self.sender = end(rings[0], rings[1], self.child or os.getpid())

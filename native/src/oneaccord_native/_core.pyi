@@ -43,7 +43,9 @@ class Ring:
     def lend_whole(
         self, header: bytes, payload: _Memory, /
     ) -> int: ...  # Send a message from the memory where it lies; return its number.
-    def help_peer(self) -> bool: ...  # Copy a part of the lent message, if the peer is there and one is left; return whether it did.
+    def help_peer(
+        self,
+    ) -> bool: ...  # Copy a part of the lent message, if the peer is there and one is left; return whether it did.
     def draw_parts(
         self, payload: _Memory, /
     ) -> int: ...  # Copy parts of the lent message that has come; return how many bytes are here, -1 if it is lost.

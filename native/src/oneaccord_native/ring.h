@@ -26,7 +26,7 @@ typedef struct {
     pid_t pid; /* the peer's process, and where its pledge lies there */
     uint64_t pledge_at;
     unsigned char token[TOKEN_BYTES];
-    uint64_t lending; /* the number of the message that is lent, 0 if none is */
+    _Atomic uint64_t lending; /* the number of the message that is lent, 0 if none is; the receiving thread looks at it, too */
     const unsigned char *lent;
     size_t lent_bytes;
     bool stands, refuses; /* whether the peer's pledge was seen since the message was lent; whether its memory cannot be written */

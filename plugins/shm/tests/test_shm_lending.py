@@ -20,7 +20,7 @@ from oneaccord_shm.segment import PAGE, Segment
 
 MIB = 1 << 20
 HEADER = bytes(range(HEADER_BYTES))
-LENT_BYTES = 5 * MIB  # more than is copied at once
+LENT_BYTES = 16 * MIB
 SIZES = [LENT_BYTES, LENT_BYTES + MIB + 13]
 
 
@@ -100,9 +100,7 @@ def test_where_the_system_copies_slowly_short_messages_are_not_lent(monkeypatch:
     assert measured_bytes() == 16 * MIB
 
 
-def test_memory_that_the_system_does_not_fill_is_filled_by_the_receiver(
-    backends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_the_system_does_not_fill_is_filled_by_the_receiver(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = backends()
     ends = connected(made)
     read = kernel.read_process

@@ -29,6 +29,8 @@ _TRIES, _TRIES_CROWDED = 60, 2
 """The number of looks before giving way; if ranks outnumber processors, the awaited rank may need this one."""
 _IN_PLACE_BYTES = 64 << 10
 """Shorter messages are copied: to wait until the peer has read them would take longer."""
+_LENT_REDUCED_BYTES = 16 << 20
+"""Shorter messages that the peer may reduce pass through slots: it reduces out of these, and they are in its cache."""
 
 
 def _room(ranks: int) -> int:
@@ -229,7 +231,11 @@ class ShmTransport(Transport):
             offset = self._backend.offset_of(payload)
             if offset is not None:
                 return SendingInPlace(link, header, payload, offset)
-            if link.posted_bytes is not None and link.posted_bytes < len(payload) and can_lend(payload):
+            if (
+                link.posted_bytes is not None
+                and len(payload) >= max(link.posted_bytes, _LENT_REDUCED_BYTES)
+                and can_lend(payload)
+            ):
                 return SendingInPlace(link, header, payload, None)
         transfer = Sending(link, header, payload)
         transfer.advance()
@@ -239,9 +245,10 @@ class ShmTransport(Transport):
         """Start to send: a message that is long enough is copied once, by both ranks."""
         link = self._links[peer]
         link.check()
-        # A longer one than a slot is sent from its place in any case.
-        if link.posted_bytes is not None and link.posted_bytes < len(payload) <= len(link.outgoing[0]) and can_lend(payload):
-            return SendingInPlace(link, header, payload, None)
+        if link.posted_bytes is not None and len(payload) > link.posted_bytes:
+            offset = self._backend.offset_of(payload)
+            if offset is None and can_lend(payload):
+                return SendingInPlace(link, header, payload, None)
         return self.send(peer, header, payload)
 
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:

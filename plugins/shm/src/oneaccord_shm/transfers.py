@@ -100,11 +100,10 @@ class _Incoming(Moving):
                 slots = 1
         if isinstance(far, int):
             return self._advance_lent(far)
-        else:
-            part = link.part(self._nbytes - start, slots) if far is None else far[start : start + _PART_BYTES]
-            if part:
-                self._use(part, start)
-            start += len(part)
+        part = link.part(self._nbytes - start, slots) if far is None else far[start : start + _PART_BYTES]
+        if part:
+            self._use(part, start)
+        start += len(part)
         self._start = start
         if start == self._nbytes and isinstance(far, memoryview):
             link.check_lender()

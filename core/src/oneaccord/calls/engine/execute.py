@@ -278,9 +278,7 @@ class _Traffic:
         """Return whether something is on its way to a peer."""
         return peer in self._active
 
-    def send(
-        self, peer: int, header: bytes, payload: memoryview, *, is_long: bool = True, is_lent: bool = False
-    ) -> None:
+    def send(self, peer: int, header: bytes, payload: memoryview, *, is_long: bool = True, is_lent: bool = False) -> None:
         """Send a message when its turn comes; the payload stays as it is until then. It is lent if the peer receives it in no other way."""
         if peer in self._active:
             self._queued.setdefault(peer, deque()).append((header, payload, is_long, is_lent))
@@ -366,7 +364,9 @@ def _compile(program: CompiledSchedule, boxes: Mapping[int, Mailbox], work: Arra
     is_known = combine is None or kernel is not combine or (isinstance(combine, np.ufunc) and dtype.isnative)
     made = None
     # C does not reduce long messages, nor cut them.
-    too_long = any(step.kind > (COPY if program.piece_bytes or program.reduction is not None else LONG_RECV) for step in program.steps)
+    too_long = any(
+        step.kind > (COPY if program.piece_bytes or program.reduction is not None else LONG_RECV) for step in program.steps
+    )
     if module is not None and is_known and not too_long:
         steps = tuple((kind, boxes.get(peer), *rest) for kind, peer, *rest in program.steps)
         operands = ((INPUT, 0, -1), (OUTPUT, 0, -1), *program.regions)
