@@ -6,8 +6,8 @@ A schedule is compiled once for a kind of call, to a flat program (`compile_prog
 
 from __future__ import annotations
 
-from oneaccord.calls.engine.adapter import Links, posted_bytes
+from oneaccord.calls.engine.adapter import Links
 from oneaccord.calls.engine.execute import Executable, Patience
 from oneaccord.calls.engine.program import CompiledSchedule, compile_program, peers_of
 
-__all__ = ["CompiledSchedule", "Executable", "Links", "Patience", "compile_program", "peers_of", "posted_bytes"]
+__all__ = ["CompiledSchedule", "Executable", "Links", "Patience", "compile_program", "peers_of"]

@@ -46,11 +46,16 @@ class Links:
             self.transport.connect(sorted(peers - self._connected), until())
             self._connected |= peers
 
-    def mailboxes(self, peers: frozenset[int]) -> dict[int, Mailbox]:
-        """Return the mailboxes of peers that are connected; raises as `checked_mailbox`."""
+    def mailboxes(self, peers: frozenset[int]) -> tuple[dict[int, Mailbox], int, int]:
+        """Return the mailboxes of peers that are connected, the length of the shortest slots, and the least of their `posted_bytes`.
+
+        Raises as `checked_mailbox`.
+        """
         for peer in peers - self._boxes.keys():
             self._boxes[peer] = mailbox_of(self.transport, peer)
-        return {peer: self._boxes[peer] for peer in peers}
+        boxes = {peer: self._boxes[peer] for peer in peers}
+        slot_bytes = min((len(box.outgoing[0]) for box in boxes.values()), default=0)
+        return boxes, slot_bytes, min(map(posted_bytes, boxes.values()), default=0)
 
 
 def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from oneaccord.arrays.memory import Array
-from oneaccord.calls.engine import CompiledSchedule, Executable, Links, Patience, compile_program, posted_bytes
+from oneaccord.calls.engine import CompiledSchedule, Executable, Links, Patience, compile_program
 from oneaccord.calls.request import Request
 from oneaccord.config.plugins import PluginManager
 from oneaccord.config.select import Selector
@@ -106,9 +106,8 @@ class Plan(msgspec.Struct):
         """Return the function that carries it out, connected to the peers as long as ``until()`` allows."""
         if self.way is None:
             self.links.connect(self.peers, until)
-            boxes = self.links.mailboxes(self.peers)
-            slots = min((len(box.outgoing[0]) for box in boxes.values()), default=0)
-            program = self.program(slots, min(map(posted_bytes, boxes.values()), default=0))
+            boxes, *limits = self.links.mailboxes(self.peers)
+            program = self.program(*limits)
             self.way = Executable(program, self.links.transport, boxes)
         return self.way
 
