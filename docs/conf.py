@@ -22,10 +22,10 @@ extensions = [
     "diagrams",  # _site/diagrams.py: pictures of the diagrams that are written in Mermaid
     "generated",  # _site/generated.py: what is made from the code
     "outside",  # _site/outside.py: links to files outside docs/, and to names
+    "signatures",  # _site/signatures.py: long signatures as lines
     "texts",  # _site/texts.py: the words around a search result
 ]
-# Lists of tests are for those who work on the repository, who read them there.
-exclude_patterns = ["_site", "measured/removed-tests-*.md"]
+exclude_patterns = ["_site"]
 
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -295,3 +295,130 @@ def test_observers_get_the_error_of_a_receive_that_failed(plugin: Plugin, backen
     must(thread_world(program, 2, backend))
     (ended,) = [event for event in plugin.events if event.operation == "recv"][1:]
     assert isinstance(ended.error, oa.SizeMismatchError)
+
+
+def _told(events: list[OperationEvent], rank: int, operation: str) -> list[tuple[str, int, str, str, bool]]:
+    """Return what was told of a rank's calls of a kind, each with whether it has ended."""
+    return [
+        (each.call, each.nbytes, each.dtype, type(each.error).__name__, each.finished_ns is not None)
+        for each in events
+        if (each.rank, each.operation) == (rank, operation)
+    ]
+
+
+@pytest.mark.parametrize("backend", ["shm", "simulated"])
+def test_observers_see_requests_begin_and_end(plugin: Plugin, backend: str) -> None:
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            again = group.persistent_send(np.zeros(3), 1, tag=1)
+            for _ in range(2):
+                again.start().wait()
+            group.send_async(np.zeros(60_000, np.int16), 1, tag=2, mode="sync").wait()
+            group.send(np.zeros(2), 1, tag=3, mode="buffered")
+            group.recv(1, tag=4)
+        else:
+            assert group.probe(0, 1).count == 3
+            work = group.recv_async(oa.ANY, tag=1)
+            assert work.wait().shape == (3,)
+            assert group.take(0, 1).recv().shape == (3,)
+            group.recv_async(0, tag=2).wait()
+            group.recv(0, tag=3)
+            never = group.recv_async(0, tag=9)
+            assert never.cancel()
+            group.send(np.ones(1), 0, tag=4)
+
+    must(thread_world(program, 2, backend))
+    sends = _told(plugin.events, 0, "send")
+    for call, nbytes, dtype, times in (
+        ("send to rank 1, tag 1", 24, "float64", 2),
+        ("send to rank 1, tag 2", 120_000, "int16", 1),
+        ("send to rank 1, tag 3", 16, "float64", 1),
+    ):
+        assert sends.count((call, nbytes, dtype, "NoneType", False)) == times, sends
+        assert sends.count((call, nbytes, dtype, "NoneType", True)) == times, sends
+    receives = _told(plugin.events, 1, "recv")
+    assert receives[:2] == [
+        ("recv from any rank, tag 1", 0, "", "NoneType", False),
+        ("recv from any rank, tag 1", 24, "float64", "NoneType", True),
+    ]
+    assert receives.count(("recv from rank 0, tag 2", 120_000, "int16", "NoneType", True)) == 1
+    assert receives[-2:] == [
+        ("recv from rank 0, tag 9", 0, "", "NoneType", False),
+        ("recv from rank 0, tag 9", 0, "", "Cancelled", True),
+    ]
+    assert _told(plugin.events, 1, "probe") == [
+        ("probe from rank 0, tag 1", 0, "", "NoneType", False),
+        ("probe from rank 0, tag 1", 24, "float64", "NoneType", True),
+    ]
+    assert _told(plugin.events, 1, "take")[1] == ("take from rank 0, tag 1", 24, "float64", "NoneType", True)
+    for each in plugin.events:
+        begun = [other for other in plugin.events if (other.rank, other.sequence) == (each.rank, each.sequence)]
+        assert [other.finished_ns is None for other in begun] == [True, False], begun
+
+
+@pytest.mark.parametrize("backend", ["shm", "simulated"])
+def test_observers_get_the_error_of_a_request_once(plugin: Plugin, backend: str) -> None:
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.send(np.arange(9), 1, tag=1)
+            oa.sleep(1.5)
+        else:
+            fits = group.recv_async(0, tag=1, out=np.empty(2, np.int64))
+            with pytest.raises(oa.SizeMismatchError):
+                fits.wait()
+            late = group.recv_async(0, tag=2, timeout_s=0.2)
+            with pytest.raises(oa.DeadlineError):
+                late.wait()
+            with pytest.raises(oa.DeadlineError):
+                late.wait()
+
+    thread_world(program, 2, backend)
+    assert [(each[3], each[4]) for each in _told(plugin.events, 1, "recv")] == [
+        ("NoneType", False),
+        ("SizeMismatchError", True),
+        ("NoneType", False),
+        ("DeadlineError", True),
+    ]
+
+
+def test_an_observer_that_raises_breaks_no_request(plugin: Plugin, caplog: pytest.LogCaptureFixture) -> None:
+    class Clumsy(list[OperationEvent]):
+        def append(self, event: OperationEvent) -> None:
+            raise ValueError("an observer's own affair")
+
+    plugin.events = Clumsy()
+
+    def program(group: Group) -> None:
+        other = 1 - group.rank
+        works = [group.recv_async(other, tag=tag) for tag in range(8)]
+        works += [group.send_async(np.full(3, tag), other, tag=tag) for tag in range(8)]
+        assert [int(work.wait()[0]) for work in works[:8]] == list(range(8))
+
+    must(thread_world(program, 2, "shm"))
+    assert len(caplog.records) == 2  # once for each of the two hooks
+
+
+@pytest.mark.parametrize("backend", ["shm", "simulated"])
+def test_observers_see_messages_in_the_background(plugin: Plugin, backend: str) -> None:
+    def program(group: Group) -> None:
+        other = 1 - group.rank
+        for _ in range(3):  # the first has a thread, which connects
+            works = [group.send_async(np.zeros(3), other), group.recv_async(other)]
+            works += [group.send_object_async([1], other), group.recv_object_async(other)]
+            oa.wait_all(works)
+        if group.rank:
+            group.recv_async(0, timeout_s=0.2).wait()
+        oa.sleep(1.0)
+        group.barrier()
+
+    assert [type(error) for error in thread_world(program, 2, backend)] == [oa.DeadlineError] * 2
+    sends, receives = _told(plugin.events, 0, "send"), _told(plugin.events, 0, "recv")
+    assert sends == [("send to rank 1", 24, "float64", "NoneType", ended) for _ in range(3) for ended in (False, True)]
+    assert receives.count(("recv from rank 1", 0, "", "NoneType", False)) == 3
+    assert receives.count(("recv from rank 1", 24, "float64", "NoneType", True)) == 3
+    objects = _told(plugin.events, 0, "recv_object")
+    assert objects.count(("recv_object from rank 1", 2, "", "NoneType", True)) == 3
+    assert _told(plugin.events, 1, "recv")[-2:] == [
+        ("recv from rank 0", 0, "", "NoneType", False),
+        ("recv from rank 0", 0, "", "DeadlineError", True),
+    ]

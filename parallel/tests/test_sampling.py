@@ -219,6 +219,7 @@ def test_a_state_after_batches_were_taken_in_another_thread_is_refused():
 
 
 @pytest.mark.peers
+@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")  # of jax, if a test before has loaded it
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_loader_of_torch_with_workers_needs_following(workers):
     from torch.utils.data import DataLoader

@@ -305,6 +305,10 @@ def test_wrong_use_is_refused(world):
         sync = mp.torch.data_parallel(module, group)
         with pytest.raises(UsageError, match="become ready in its backward pass"), sync.step() as step:
             step.ready("first.weight", torch.zeros(5, 6))
+        with pytest.raises(AttributeError, match=r"use \.parameters of the module that it was given"):
+            torch.optim.SGD(sync.parameters(), lr=0.1)
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            sync.nothing  # noqa: B018
         with pytest.raises(UsageError, match=r"first\.weight: float32") as told:
             mp.torch.data_parallel(torch.nn.ModuleDict({"first": torch.nn.Linear(6, 5 + group.rank)}), group)
         assert "float32[5, 6] on rank 0; float32[6, 6] on rank 1" in str(told.value)

@@ -144,7 +144,7 @@ def test_parameters_that_come_later_are_refused_on_every_rank(world, change, nam
         with torch.no_grad():
             assert module(x).isfinite().all()
         begin = sync.step().__enter__ if within == "block" else partial(module, x)
-        with pytest.raises(UsageError, match="Begin anew") as told:
+        with pytest.raises(UsageError, match="Begin again") as told:
             begin()
         mp.torch.data_parallel(sync.module, group)  # takes the place of the one before
         module(x + group.rank).square().mean().backward()

@@ -17,7 +17,7 @@ import pytest
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 LIMIT_S = 120
-PAGES = ["checkpoints", "debugging-a-hang", "logging", "plugins-observer", "profiling"]
+PAGES = ["checkpoints", "debugging", "debugging-a-hang", "logging", "plugins-observer", "profiling", "windows"]
 
 
 def chapters() -> list[object]:

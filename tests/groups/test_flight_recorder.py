@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.fault_tools import Nursery, until_blocked
 from support.waiting import PATIENCE_S, until
-from support.worlds import thread_world
+from support.worlds import must, thread_world
 
 import oneaccord as oa
 from oneaccord.api import Group
@@ -177,3 +177,38 @@ def test_a_record_whose_name_is_taken_gets_another_and_is_for_its_owner_alone(nu
     (job,), left_out = read_jobs([tmp_path])
     assert {rank: dump.reason for rank, dump in job.dumps.items()} == {0: "closed", 1: "closed"}
     assert [text.partition(":")[0] for text in left_out] == [str(first)]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_requests_run_from_their_start_to_their_end(native: bool, tmp_path: Path) -> None:
+    records: dict[bool, list[tuple[str, bool, float]]] = {}
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.barrier()
+            group.send(np.ones(3), 1, tag=1)
+            group.recv(1, tag=3)
+            return
+
+        def look(ended: bool) -> None:
+            recorder = group._job.control.recorder
+            records[ended] = [
+                (each.what, bool(each.finished), (each.finished or recorder._now()) - each.started)
+                for each in recorder.records()
+                if each.what.startswith("recv")
+            ]
+
+        first, second = group.recv_async(0, tag=1), group.recv_async(oa.ANY, tag=2)
+        oa.sleep(0.05)
+        look(False)
+        group.barrier()
+        first.wait()
+        assert second.cancel()
+        look(True)
+        group.send(np.ones(1), 0, tag=3)
+
+    must(thread_world(program, 2, "shm", config={"recorder": {"directory": str(tmp_path)}, "native": native}))
+    names = ["recv from rank 0, tag 1", "recv from any rank, tag 2"]
+    assert [each[:2] for each in records[False]] == [(name, False) for name in names]
+    assert [each[:2] for each in records[True]] == [(name, True) for name in names]
+    assert min(lasted for each in records.values() for *_, lasted in each) >= 0.05

@@ -68,12 +68,9 @@ def test_calls_in_a_signal_handler_are_refused_and_the_call_goes_on(backend):
     ]
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
-def test_a_request_to_oneself_ends_by_its_deadline_beside_another_call(backend):
+def test_requests_end_by_their_deadlines_beside_another_call(world):
     def program(group: Group) -> None:
         if group.rank == 0:
-            mine = group.recv_async(0, tag=1, timeout_s=0.2)
-            later = group.recv_async(1, tag=2, timeout_s=0.2)
             ended: list[BaseException] = []
 
             def waits() -> None:
@@ -84,9 +81,16 @@ def test_a_request_to_oneself_ends_by_its_deadline_beside_another_call(backend):
 
             thread = threading.Thread(target=waits)
             thread.start()
-            until = time.monotonic() + 15
-            while not (mine._ended and later._ended) and time.monotonic() < until:  # no call of the group
-                time.sleep(0.01)
+            oa.sleep(0.05)
+            mine = group.recv_async(0, tag=1, timeout_s=0.3)
+            later = group.recv_async(1, tag=2, timeout_s=0.2)
+            oa.sleep(0.1)
+            assert not mine._ended
+            assert not later._ended
+            for _ in range(1500):  # no call of the group
+                if mine._ended and later._ended:
+                    break
+                oa.sleep(0.01)
             assert mine._ended
             assert later._ended
             thread.join(20)
@@ -95,15 +99,26 @@ def test_a_request_to_oneself_ends_by_its_deadline_beside_another_call(backend):
         oa.sleep(1.0)
         group.barrier()
 
-    world = ThreadWorld(2, backend)
-
-    def body(rank: int) -> None:
-        with world.rank(rank), oa.init(timeout_s=20) as group:
-            program(group)
-
-    first, second = on_threads(body, 2)
+    first, second = world.outcomes(program, 2)
     assert isinstance(first, oa.DeadlineError), first
     assert isinstance(second, oa.CommError), second
+
+
+def test_a_request_to_oneself_ends_by_its_deadline(world):
+    def program(group: Group) -> None:
+        work = group.recv_async(group.rank, tag=1, timeout_s=0.3)
+        oa.sleep(0.1)
+        assert not work._ended
+        for _ in range(1500):  # no call of the group
+            if work._ended:
+                break
+            oa.sleep(0.01)
+        assert isinstance(work._error, oa.DeadlineError)
+        work.wait()
+
+    (outcome,) = world.outcomes(program, 1)
+    assert isinstance(outcome, oa.DeadlineError), outcome
+    assert "recv from rank 0, tag 1" in str(outcome)
 
 
 def test_a_message_to_oneself_wakes_the_thread_that_waits_for_it(world):

@@ -135,8 +135,9 @@ tell("ends", mapped=mapped())
         killed_at = [ranks.signal(victim, signal.SIGKILL) for victim in victims][-1]
         survivors = [rank for rank in range(3) if rank not in victims]
         failures = ranks.raised()
-        assert sorted(failures) == survivors, (seed, ranks.output())
-        for failure in failures.values():
+        # A rank that is killed after another one may have seen that one die.
+        assert set(survivors) <= set(failures), (seed, ranks.output())
+        for failure in [failures[rank] for rank in survivors]:
             assert (failure["type"], failure["about"]) == ("PeerLostError", victims[0]), (seed, failure)
             assert failure["ended"] - killed_at < LONG_BEFORE_S
         # What a failed creation has made is given back; the exception may still hold the last array that was made.

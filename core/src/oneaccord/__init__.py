@@ -39,6 +39,7 @@ from oneaccord.errors import (
     PeerLostError,
     PluginError,
     ProtocolError,
+    RaceError,
     RankError,
     RendezvousError,
     SelfSendError,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from oneaccord.group.init import init
     from oneaccord.group.mesh import DeviceMesh
     from oneaccord.group.shared import SharedArray
+    from oneaccord.group.window import Window
     from oneaccord.job.threads import outside, sleep
     from oneaccord.launchers.seat import Seat
 
@@ -94,6 +96,7 @@ __all__ = [
     "PeerLostError",
     "PluginError",
     "ProtocolError",
+    "RaceError",
     "RankError",
     "Ranks",
     "RendezvousError",
@@ -105,6 +108,7 @@ __all__ = [
     "UnknownBackendError",
     "UnsupportedError",
     "UsageError",
+    "Window",
     "Work",
     "__version__",
     "as_completed",
@@ -128,6 +132,7 @@ _HOMES = {
     "Op": "oneaccord.arrays.ops",
     "Seat": "oneaccord.launchers.seat",
     "SharedArray": "oneaccord.group.shared",
+    "Window": "oneaccord.group.window",
     "Work": "oneaccord.calls.work",
     **dict.fromkeys(("ElasticState", "elastic"), "oneaccord.group.elastic"),
     "as_completed": "oneaccord.calls.work",

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from oneaccord.contract.cards import read_cards, write_card
     from oneaccord.contract.config import BackendConfig
     from oneaccord.contract.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
+    from oneaccord.contract.header import POST_CHANNEL
     from oneaccord.contract.launcher import Ask, Host, HostLauncher, JobLauncher, LauncherSpec, WholeJob
     from oneaccord.contract.observe import OperationEvent
     from oneaccord.contract.runtime import Condition, Place, Runtime
@@ -100,6 +101,7 @@ __all__ = [
     "NETWORKS",
     "OF_ONE_RANK",
     "OPERATIONS",
+    "POST_CHANNEL",
     "REDUCING",
     "AbortedError",
     "Algorithm",
@@ -256,6 +258,7 @@ _HOMES = {
     **dict.fromkeys(("Ask", "Host", "HostLauncher", "JobLauncher", "LauncherSpec", "WholeJob"), "oneaccord.contract.launcher"),
     **dict.fromkeys(("FlightRecorder", "Record"), "oneaccord.control.recorder"),
     **dict.fromkeys(("Condition", "Place", "Runtime"), "oneaccord.contract.runtime"),
+    "POST_CHANNEL": "oneaccord.contract.header",
     "Path": "oneaccord.schedule.simulation.paths",
     "Paths": "oneaccord.schedule.simulation.paths",
     "Sealer": "oneaccord.group.sealing",

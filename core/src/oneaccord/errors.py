@@ -28,6 +28,7 @@
     │   │   └─ DeadlockError                       ranks wait for each other, and none can continue
     │   ├─ AbortedError                            another rank gave up
     │   ├─ InputChangedError                       a program wrote to an array that a call was still to read
+    │   ├─ RaceError                               ranks used the same elements of a window without an order
     │   ├─ ClosedError                             the group was closed
     │   └─ ProtocolError                           a peer sent bytes that no oneaccord sends
     └─ InternalError                      a bug in oneaccord
@@ -65,6 +66,7 @@ __all__ = [
     "PeerLostError",
     "PluginError",
     "ProtocolError",
+    "RaceError",
     "RankError",
     "RendezvousError",
     "SelfSendError",
@@ -257,6 +259,10 @@ class AbortedError(CommError):
 
 class InputChangedError(CommError):
     """The program of a rank, ``peer``, wrote to an array before a call in the background had read it."""
+
+
+class RaceError(CommError):
+    """Two ranks used the same elements of a window without an order between them, and one of them changed them; ``peer`` is the later one."""
 
 
 class ClosedError(CommError):

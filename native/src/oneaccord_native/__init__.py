@@ -7,18 +7,22 @@ from oneaccord_native._core import (
     Caller,
     Counters,
     Exchange,
+    Lane,
     Low,
+    Post,
     Program,
     Recv,
     Ring,
     Send,
     Stream,
+    free_word,
     mailbox_slot_bytes,
     measure_add,
     measure_copy,
     measure_flags,
     measure_pings,
     measure_stream,
+    take_word,
 )
 
 __all__ = [
@@ -26,12 +30,15 @@ __all__ = [
     "Caller",
     "Counters",
     "Exchange",
+    "Lane",
     "Low",
+    "Post",
     "Program",
     "Recv",
     "Ring",
     "Send",
     "Stream",
+    "free_word",
     "get_include",
     "mailbox_slot_bytes",
     "measure_add",
@@ -39,6 +46,7 @@ __all__ = [
     "measure_flags",
     "measure_pings",
     "measure_stream",
+    "take_word",
 ]
 
 

@@ -191,6 +191,69 @@ class Caller:
     ) -> None: ...
     def call(self, key: object, array: object, out: object, timeout_s: float | None, /) -> Any: ...
 
+class Lane:
+    # What C needs of the records with tags to and from one peer: `oneaccord.calls.post.lines.Line`.
+
+    partial: bool
+    stopped: bool
+
+    def __init__(
+        self,
+        line: object,
+        box: object,
+        counters: tuple[Counters, Counters, Counters, Counters],
+        out: bytes,
+        into: bytes,
+        number_at: int,
+        nbytes_at: int,
+        index_at: int,
+        opening_bytes: int,
+        most: int,
+    ) -> None: ...
+
+class Post:
+    # The messages with tags of one group: the common case of `oneaccord.group.tagged.TaggedCalls`.
+
+    def __init__(
+        self,
+        caller: Caller,
+        send: Callable[..., Any],
+        send_on: Callable[..., Any],
+        recv: Callable[..., Any],
+        recv_on: Callable[..., Any],
+        iprobe: Callable[..., Any],
+        words: Callable[[str, str, int, int], object],
+        status: type,
+        any_rank: object,
+        any_tag: object,
+        context: int,
+        rank: int,
+        ranks: tuple[int, ...],
+        codes: dict[np.dtype[Any], int],
+    ) -> None: ...
+    def open(
+        self,
+        office: object,
+        inside: set[int],
+        parked: dict[Any, Any],
+        kept: dict[Any, Any],
+        owing: set[Any],
+        lanes: dict[int, Lane],
+        receives: dict[Any, Any],
+        letters: dict[Any, Any],
+        shorts: Counters,
+        /,
+    ) -> None: ...  # Begin to make calls: the post office of this rank is there.
+    def send(self, array: object, dest: object, tag: object, mode: object, timeout_s: object, /) -> None: ...
+    def send_bytes(
+        self, data: bytearray, dest: object, tag: object, mode: object, timeout_s: object, /
+    ) -> bool: ...  # Send an object; return whether that was done.
+    def recv(self, source: object, tag: object, out: object, status: object, timeout_s: object, /) -> Any: ...
+    def recv_bytes(
+        self, source: object, tag: object, status: object, timeout_s: object, /
+    ) -> tuple[bytearray, int] | None: ...  # Receive an object: its bytes and its sender; None if nothing was done.
+    def iprobe(self, source: object, tag: object, /) -> Any: ...
+
 class Low:
     # A reduction of floats of 16 or 8 bits: `oneaccord.arrays.low_precision`.
 
@@ -216,3 +279,7 @@ def measure_flags(
 def measure_pings(
     fd: int, first: bool, batches: int, timeout_s: float, /
 ) -> float: ...  # Eight round trips of 8 bytes a batch, over a socket. Raises OSError, TimeoutError.
+def take_word(
+    memory: _Memory, index: int, owner: int, tries: int, /
+) -> int: ...  # Take the lock of a word of 8 bytes; return 0, or the owner who has it after so many looks.
+def free_word(memory: _Memory, index: int, owner: int, /) -> bool: ...  # Give it back; return whether it was this owner's.

@@ -36,6 +36,15 @@ void counters_leave(Counters *counters) {
     Py_XDECREF(before);
 }
 
+void counters_note(Counters *counters, PyObject *what, double started) {
+    counters->call = counters->counted ? ++counters->counted->messages : counters->next++;
+    counters->started = started;
+    PyObject *before = counters->what;
+    counters->what = Py_NewRef(what);
+    Py_XDECREF(before);
+    counters_leave(counters);
+}
+
 static int counters_init(Counters *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"channel", "counted", "kept", NULL};
     PyObject *counted = Py_None;

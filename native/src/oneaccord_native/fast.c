@@ -258,8 +258,8 @@ static int is_true(PyObject *object, PyObject *name) {
     return answer;
 }
 
-/* Whether the group may be used, and nobody observes. What is wrong otherwise is for Python to say. */
-static bool is_open(const Caller *caller) {
+bool group_is_open(PyObject *of) {
+    const Caller *caller = (const Caller *)of;
     bool open = is_true(caller->job, caller->closed) == 0 && is_true(caller->control, caller->verdict) == 0 &&
                 is_true(caller->plugins, caller->observed) == 0 && PySet_Contains(caller->left, caller->group) == 0;
     if (!open) PyErr_Clear();
@@ -288,7 +288,7 @@ static PyObject *caller_call(Caller *self, PyObject *const *given, Py_ssize_t co
     PyObject *array = given[1], *out = given[2], *seconds = given[3];
     if (seconds == Py_None) seconds = self->seconds;
     bool in_time = PyFloat_CheckExact(seconds) && PyFloat_AsDouble(seconds) > 0.0 && isfinite(PyFloat_AsDouble(seconds));
-    Fast *fast = PyArray_CheckExact(array) && in_time && is_open(self) ? find(self, given[0], (PyArrayObject *)array) : NULL;
+    Fast *fast = PyArray_CheckExact(array) && in_time && group_is_open((PyObject *)self) ? find(self, given[0], (PyArrayObject *)array) : NULL;
     if (!fast) return PyObject_CallFunctionObjArgs(self->otherwise, given[0], array, out, given[3], NULL);
     Py_INCREF((PyObject *)fast); /* another thread may forget it while this one waits */
     uint64_t number;

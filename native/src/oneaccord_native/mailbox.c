@@ -18,18 +18,13 @@ static _Thread_local unsigned shared; /* how many times in a row that was so */
 #define SLICE_S 50e-6   /* and more if somebody computes */
 #define ENOUGH 3
 
-/* The looks for one message. */
-typedef struct {
-    unsigned tries;
-    double until;
-} Looks;
+bool releases_next(const Looks *looks, const Patience *patience) { return !patience->released && (!looks->tries || shared >= ENOUGH); }
 
 void patience_begin(Patience *patience) {
     if (!patience->released) patience->released = PyEval_SaveThread();
 }
 
-/* Return whether to look once more: first at once, then without the interpreter's lock, giving way to others, until the time is up. */
-static bool look_again(const Mailbox *box, Looks *looks, Patience *patience) {
+bool look_again(const Mailbox *box, Looks *looks, Patience *patience) {
     if (looks->tries && shared < ENOUGH) {
         --looks->tries;
 #if defined(__x86_64__) || defined(__i386__)

@@ -14,6 +14,7 @@ static const struct {
     {&program_spec, offsetof(State, program)}, {&counters_spec, offsetof(State, counters)}, {&caller_spec, offsetof(State, caller)},
     {&call_spec, offsetof(State, call)},       {&send_spec, offsetof(State, send)},   {&recv_spec, offsetof(State, recv)},
     {&exchange_spec, offsetof(State, exchange)}, {&low_spec, offsetof(State, low)},
+    {&lane_spec, offsetof(State, lane)},       {&post_spec, offsetof(State, post)},
 };
 #define TYPES (sizeof types / sizeof *types)
 
@@ -35,6 +36,7 @@ static int execute(PyObject *module) {
         Py_XDECREF(type);
         if (failed) return -1;
     }
+    if (PyModule_AddFunctions(module, word_methods) < 0) return -1;
     return PyModule_AddFunctions(module, mailbox_methods);
 }
 

@@ -44,6 +44,15 @@ PyObject *mailbox_capsule(Mailbox *box);
 bool mailbox_room(const Mailbox *box, Patience *patience);
 /* Wait a moment for the next message; return its payload, still to be taken, or NULL if it did not come as it should. */
 const unsigned char *mailbox_fetch(const Mailbox *box, const unsigned char *header, size_t nbytes, Patience *patience);
+/* The looks for one message. */
+typedef struct {
+    unsigned tries;
+    double until;
+} Looks;
+/* Whether the next look is made without the interpreter's lock. */
+bool releases_next(const Looks *looks, const Patience *patience);
+/* Return whether to look once more: first at once, then without the interpreter's lock, giving way to others, until the time is up. */
+bool look_again(const Mailbox *box, Looks *looks, Patience *patience);
 
 /* Whether a message of that length is lent. */
 bool mailbox_lends(const Mailbox *box, size_t nbytes);
@@ -76,6 +85,8 @@ bool counters_take(Counters *counters);
 bool counters_free(Counters *counters);
 uint64_t counters_begin(Counters *counters, PyObject *what);
 void counters_leave(Counters *counters);
+/* Note a call that has ended, and that had no turn. */
+void counters_note(Counters *counters, PyObject *what, double started);
 
 /* A dtype and a shape. */
 typedef struct {
@@ -91,12 +102,16 @@ bool kind_fits(const Kind *kind, PyArrayObject *array);
 PyArrayObject *kind_place(const Kind *kind, PyObject *out);
 
 typedef struct {
-    PyTypeObject *program, *counters, *caller, *call, *send, *recv, *exchange, *low;
+    PyTypeObject *program, *counters, *caller, *call, *send, *recv, *exchange, *low, *lane, *post;
 } State;
 
-extern PyType_Spec ring_spec, stream_spec, program_spec, counters_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec;
+/* Whether the group of a `Caller` may be used, and nobody observes. What is wrong otherwise is for Python to say. */
+bool group_is_open(PyObject *caller);
 
-extern PyMethodDef limit_methods[], mailbox_methods[];
+extern PyType_Spec ring_spec, stream_spec, program_spec, counters_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec,
+    lane_spec, post_spec;
+
+extern PyMethodDef limit_methods[], mailbox_methods[], word_methods[];
 
 State *state_of(PyTypeObject *type);
 

@@ -194,6 +194,16 @@ class ModuleSync(GradientSync):
         self._frozen = [each for each in module.parameters() if not each.requires_grad]
         self._handles += [each.register_forward_pre_hook(_Hook(self, self._on_forward)) for each in _called_first(module)]
 
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__.get("module")
+        if name.startswith("_") or not hasattr(module, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        raise AttributeError(
+            f"data_parallel returns no module: use .{name} of the module that it was given, which is used as before (it is .module here)",
+            name=name,
+            obj=self,
+        )
+
     def _syncs_before(self, group: Group, timeout_s: float | None) -> set[ModuleSync]:
         """Return the syncs that this one replaces: those of this module, and those that cannot continue. Raise an error for another module's parameters."""
         owned = {}

@@ -30,4 +30,4 @@ def engine(cluster: Any) -> Iterator[Engine]:
         f'os.environ["RAY_DEDUP_LOGS"] = "0"; import ray; ray.init(address={cluster.address!r}, _node_ip_address="127.0.0.5")'
     )
     with by_value():
-        yield Engine("ray", {"cpus": 0.25}, refusals, r"rank 1 of 2( on .*)? was lost: ", setup)
+        yield Engine("ray", {"cpus": 0.25}, refusals, r"rank 1 of 2( on .*)? was lost: ", setup, repeats_output=True)

@@ -7,11 +7,14 @@ import math
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oneaccord.api import InternalError, UsageError
+import oneaccord as oa
+from oneaccord.api import Group, InternalError, UsageError
+from oneaccord_simulated import run as run_ranks
 from oneaccord_simulated.trace import CallEvent, Trace
 
 US = 1e-6
@@ -387,3 +390,32 @@ def test_a_story_with_room_for_all_leaves_nothing_out(happened):
         for rank in [rank for run in runs for rank in range(int(run[0]), int(run[-1]) + 1)]:
             told[rank].append(what.strip().removeprefix("mark: "))
     assert told == {rank: [mark.label for mark in trace.marks_of(rank)] for rank in range(4) if trace.marks_of(rank)}
+
+
+def test_requests_have_rows_of_their_own_and_last_until_they_end():
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            oa.sleep(1)
+            group.send(np.ones(3), 1, tag=2)
+            oa.sleep(1)
+            group.send_async(np.ones(3), 1, tag=1).wait()
+        else:
+            first, second = group.recv_async(0, tag=1), group.recv_async(0, tag=2)
+            oa.sleep(1.5)
+            third = group.recv_async(0, tag=3)
+            assert third.cancel()
+            oa.wait_all([first, second])
+
+    trace = run_ranks(program, 2).trace
+    requests = [
+        (call.rank, call.what, call.row, call.start_s, call.end_s, call.error) for call in trace.calls if "request" in call.row
+    ]
+    assert requests == [
+        (1, "recv from rank 0, tag 1", "request 1", 0.0, 2.0, ""),
+        (1, "recv from rank 0, tag 2", "request 2", 0.0, 1.0, ""),
+        (1, "recv from rank 0, tag 3", "request 2", 1.5, 1.5, "Cancelled"),
+        (0, "send to rank 1, tag 1", "request 1", 2.0, 2.0, ""),
+    ]
+    names = [event["args"]["name"] for event in json.loads(trace.to_json())["traceEvents"] if event["name"] == "thread_name"]
+    assert names == ["rank 0", "rank 0, request 1", "rank 1", "rank 1, request 1", "rank 1, request 2"]
+    assert "0.000000 s  rank 1, request 2  recv from rank 0, tag 2 #2  began" in trace.story()

@@ -113,7 +113,7 @@ def test_an_object_that_was_changed_on_its_way_is_not_unpickled(call, dist, tmp_
 
     said = run(program, 2).results
     assert said[0] == said[1]
-    assert said[0].startswith("rank 1 got a pickled object of torch's that no rank of this job has sealed")
+    assert said[0].startswith("rank 1 received a pickled object of torch's that no rank of this job has sealed")
     assert not made.exists()
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import Any
 
 import numpy as np
 
 import oneaccord as oa
-from oneaccord.api import Group, Work
+from oneaccord.api import DeviceMesh, Group, Work
+from oneaccord_conformance import patience
 from oneaccord_conformance.arrays import bits, same
+from oneaccord_conformance.ranks import ending, tell, until_failed
 from oneaccord_conformance.registry import check
 from oneaccord_conformance.worlds import WorldMaker
 
 _COUNTS = (0, 1, 1200, 1300, 9000, 70_000, 600_000)
 _LONG = 300_000
+_TIMEOUT_S = 0.5
 
 
 def _sizes(group: Group) -> None:
@@ -114,6 +118,172 @@ def _large_first(group: Group) -> None:
     elif group.rank == 1:
         same(group.recv(0, tag=2), np.arange(3), "the second message, received first")
         same(group.recv(0, tag=1), np.arange(_LONG), "the first message, received second")
+
+
+def _exchange(group: Group) -> None:
+    rank, size = group.rank, group.world_size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for count in (3, 8000, _LONG):
+        got = group.sendrecv(np.full(count, rank), right, left, tag=4)
+        same(got, np.full(count, left), f"sendrecv of int64[{count}] with a tag around a ring")
+        work = group.sendrecv_async(np.full(count, rank), right, left, tag=4)
+        same(work.wait(), np.full(count, left), f"sendrecv_async of int64[{count}] with a tag around a ring")
+    with DeviceMesh(group, (size,), ("ring",), periodic=True) as mesh:
+        for count in (3, _LONG):
+            before, after = mesh.neighbor_all_to_all([np.full(count, rank), np.full(count, -rank)])
+            same(before, np.full(count, -left), f"int64[{count}] of the neighbour before")
+            same(after, np.full(count, right), f"int64[{count}] of the neighbour after")
+
+
+@check(chapter="tags")
+def check_exchange(worlds: WorldMaker) -> None:
+    """All ranks send at once before any receives, and exchange with their neighbours, without a deadlock."""
+    for size in worlds.sizes:
+        worlds.run(_exchange, size)
+
+
+def _to_oneself(group: Group) -> None:
+    me = group.rank
+    receive = group.recv_async(me, tag=1)
+    group.send(np.arange(4), me, tag=1)
+    group.send(np.arange(_LONG), me, tag=2, mode="buffered")
+    sync = group.send_async(np.arange(5), me, tag=3, mode="sync")
+    assert not sync.done(), "a synchronous send to oneself is done before its receive has begun"
+    same(group.recv(oa.ANY, tag=2), np.arange(_LONG), "a long message to oneself")
+    same(receive.wait(), np.arange(4), "a message to oneself whose receive came first")
+    same(group.recv(me, tag=3), np.arange(5), "a synchronous message to oneself")
+    sync.wait()
+    group.barrier()
+
+
+@check(chapter="tags")
+def check_to_oneself(worlds: WorldMaker) -> None:
+    """A rank sends messages to itself, also one that is alone."""
+    for size in {1, worlds.ranks}:
+        worlds.run(_to_oneself, size)
+
+
+def _objects(group: Group) -> None:
+    values: list[Any] = [None, {"a": [1, 2.5]}, "x" * 5000, ["y" * 100] * 6000]
+    for tag, value in enumerate(values):
+        if group.rank == 0:
+            group.send_object(value, 1, tag=tag)
+            group.send_object_async(value, 1, tag=tag).wait()
+        elif group.rank == 1:
+            found = [group.recv_object(0, tag=tag), group.recv_object_async(oa.ANY, tag=tag).wait()]
+            assert found == [value] * 2, f"object {tag} came as another one"
+
+
+@check(chapter="tags")
+def check_objects(worlds: WorldMaker) -> None:
+    """Objects with tags come whole, short and long ones."""
+    worlds.run(_objects, 2)
+
+
+def _modes(group: Group) -> None:
+    for count in (2, _LONG):
+        x = np.arange(count)
+        if group.rank == 0:
+            group.recv(1, tag=9)
+            group.send(x, 1, tag=1, mode="ready")
+            sync = group.send_async(x, 1, tag=2, mode="sync")
+            y = x.copy()
+            group.send(y, 1, tag=3, mode="buffered")
+            y[:] = -1
+            assert not sync.done(), f"a synchronous send of int64[{count}] is done before its receive has begun"
+            group.send(x, 1, tag=4, mode="buffered")
+            sync.wait()
+        elif group.rank == 1:
+            ready = group.recv_async(0, tag=1)
+            group.send(x[:1], 0, tag=9)
+            same(ready.wait(), x, f"int64[{count}] that was sent in mode ready")
+            same(group.recv(0, tag=3), x, f"int64[{count}] that was sent in mode buffered")
+            same(group.recv(0, tag=4), x, f"int64[{count}] that was sent in mode buffered")
+            same(group.recv(0, tag=2), x, f"int64[{count}] that was sent in mode sync")
+
+
+@check(chapter="tags")
+def check_modes(worlds: WorldMaker) -> None:
+    """A synchronous send ends with its receive, a buffered one at once, and a ready one meets the receive that has begun."""
+    worlds.run(_modes, 2)
+
+
+def _what_is_lost(group: Group) -> None:
+    for count in (10, 5000, _LONG):
+        if group.rank == 0:
+            for _ in range(2):
+                group.send(np.arange(count), 1, tag=1)
+            group.send(np.arange(3), 1, tag=2)
+        elif group.rank == 1:
+            never = group.recv_async(0, tag=3)
+            short = np.full(count - 1, -1)
+            assert "SizeMismatchError" in ending(lambda: group.recv(0, tag=1, out=short))["errors"]  # noqa: B023 - called at once
+            assert (short == -1).all(), "a message that does not fit was written to out="
+            assert "DTypeError" in ending(lambda: group.recv(0, tag=1, out=np.zeros(count)))["errors"]  # noqa: B023
+            same(group.recv(0, tag=2), np.arange(3), "the message after two that do not fit")
+            assert never.cancel(), "a receive that has met nothing cannot be taken back"
+
+
+@check(chapter="tags")
+def check_what_does_not_fit(worlds: WorldMaker) -> None:
+    """A message that does not fit is an error of its receive alone, and a receive can be taken back; all others go on."""
+    worlds.run(_what_is_lost, 2)
+
+
+def _in_time(group: Group, name: str) -> dict[str, Any]:
+    group.barrier()
+    if group.rank:
+        until_failed(group)
+        return ending(group.barrier)
+    calls = {
+        "recv": lambda: group.recv(1, tag=1, timeout_s=_TIMEOUT_S),
+        "recv from any": lambda: group.recv(oa.ANY, tag=1, timeout_s=_TIMEOUT_S),
+        "a long send": lambda: group.send(np.arange(_LONG), 1, tag=1, timeout_s=_TIMEOUT_S),
+        "recv_async": lambda: group.recv_async(1, tag=1, timeout_s=_TIMEOUT_S).wait(),
+    }
+    return ending(calls[name])
+
+
+@check(chapter="tags", needs="cpu clock")
+def check_deadline(worlds: WorldMaker) -> None:
+    """A call that no message meets ends at its deadline."""
+    names = ("recv from any", "a long send") if worlds.quick else ("recv from any", "a long send", "recv", "recv_async")
+    facts = [{"name": name} for name in names]
+    for name, outcomes in zip(names, worlds.attempts(_in_time, facts, 2, timeout_s=patience.LONG_S), strict=True):
+        outcome = outcomes[0]
+        assert not outcome.errors, f"{name} with a tag: {outcome}"
+        found = outcome.value
+        assert "DeadlineError" in found["errors"], f"{name} with a tag got {found['errors'][:1] or 'no error'}: {found['text']}"
+        assert _TIMEOUT_S - 0.1 < found["took_s"] < _TIMEOUT_S + patience.PROMPT_S, (
+            f"{name} with timeout_s={_TIMEOUT_S} ended after {found['took_s']:.2f} s"
+        )
+
+
+def _waits_for_any(group: Group) -> dict[str, Any]:
+    group.barrier()
+    tell("ready")
+    if group.rank == 1:
+        oa.sleep(2 * patience.LONG_S)
+    return ending(lambda: group.recv(oa.ANY if group.rank else 1, tag=1))
+
+
+@check(chapter="tags", needs="cpu clock processes")
+def check_killed(worlds: WorldMaker) -> None:
+    """A rank that is killed is named to those that wait for its messages, or for those of any rank."""
+    with worlds.processes(_waits_for_any, 3, timeout_s=patience.LONG_S) as job:
+        assert job.told("ready", 3), f"the ranks did not come out of their first barrier\n{job.whereabouts()}"
+        since = job.signal(1, signal.SIGKILL)
+        for rank, outcome in enumerate(job.outcomes(patience.LONG_S, lost=(1,))):
+            if rank == 1:
+                continue
+            assert outcome is not None, f"rank {rank} did not return, or ended without a word\n{job.whereabouts()}"
+            assert not outcome.errors, f"rank {rank} {outcome}"
+            found = outcome.value
+            assert ("PeerLostError" in found["errors"], found["peer"]) == (True, 1), (
+                f"rank {rank} got {found['errors'][:1] or 'no error'} about rank {found['peer']}: {found['text']}"
+            )
+            late = found["ended"] - since
+            assert late < patience.PROMPT_S, f"rank {rank} learned of it after {late:.1f} s"
 
 
 def _probes(group: Group) -> None:

@@ -13,23 +13,11 @@ from oneaccord.contract.observe import OperationEvent
 from oneaccord.contract.runtime import Runtime
 from oneaccord.job.group_ranks import Members
 
-__all__ = ["observed"]
+__all__ = ["Observation", "observed"]
 
 
-@contextmanager
-def observed(
-    plugins: PluginManager,
-    runtime: Runtime,
-    members: Members,
-    *,
-    operation: str,
-    sequence: int,
-    algorithm: str = "",
-    nbytes: int,
-    dtype: str,
-    call: str = "",
-) -> Iterator[dict[str, Any]]:
-    """Let observers learn of the beginning and the end of the call in the body; what fails there is the error that they get.
+class Observation:
+    """A call whose beginning observers have learned of, and whose end they learn of once.
 
     Parameters
     ----------
@@ -37,28 +25,62 @@ def observed(
         The observers, the clock, and the group.
     operation, sequence, algorithm, nbytes, dtype, call
         As for `OperationEvent`.
+    """
+
+    __slots__ = ("_event", "_plugins", "_runtime")
+
+    def __init__(
+        self,
+        plugins: PluginManager,
+        runtime: Runtime,
+        members: Members,
+        *,
+        operation: str,
+        sequence: int,
+        algorithm: str = "",
+        nbytes: int,
+        dtype: str,
+        call: str = "",
+    ) -> None:
+        self._plugins = plugins
+        self._runtime = runtime
+        self._event = OperationEvent(
+            group=str(members.number),
+            rank=members.rank,
+            operation=operation,
+            sequence=sequence,
+            algorithm=algorithm,
+            nbytes=nbytes,
+            dtype=dtype,
+            started_ns=self._now_ns(),
+            call=call,
+        )
+        plugins.notify_started(self._event)
+
+    def end(self, error: BaseException | None, **known: Any) -> None:
+        """Let observers learn of the end, well or badly; ``known`` are fields of the event that are known only now."""
+        self._plugins.notify_finished(replace(self._event, **known, finished_ns=self._now_ns(), error=error))
+
+    def _now_ns(self) -> int:
+        runtime = self._runtime
+        return round(runtime.now() * 1e9) if runtime.is_simulated else time.monotonic_ns()
+
+
+@contextmanager
+def observed(plugins: PluginManager, runtime: Runtime, members: Members, **facts: Any) -> Iterator[dict[str, Any]]:
+    """Let observers learn of the beginning and the end of the call in the body; what fails there is the error that they get.
+
+    Parameters
+    ----------
+    plugins, runtime, members, facts
+        As for `Observation`.
 
     Yields
     ------
     dict
         Fields of the event that are known only at the end, which the body may set.
     """
-
-    def now_ns() -> int:
-        return round(runtime.now() * 1e9) if runtime.is_simulated else time.monotonic_ns()
-
-    event = OperationEvent(
-        group=str(members.number),
-        rank=members.rank,
-        operation=operation,
-        sequence=sequence,
-        algorithm=algorithm,
-        nbytes=nbytes,
-        dtype=dtype,
-        started_ns=now_ns(),
-        call=call,
-    )
-    plugins.notify_started(event)
+    observation = Observation(plugins, runtime, members, **facts)
     known: dict[str, Any] = {}
     error: BaseException | None = None
     try:
@@ -67,4 +89,4 @@ def observed(
         error = caught
         raise
     finally:
-        plugins.notify_finished(replace(event, **known, finished_ns=now_ns(), error=error))
+        observation.end(error, **known)

@@ -122,7 +122,7 @@ class Paths:
         self.fast: dict[Hashable, Fast] = {}
         self.host: HostPath = HostPath(job, members, self.call_sequence, plugins, selector)
         self.messages: MessagePath = MessagePath(job, members, self.call_sequence, plugins)
-        self.post: PostPath = PostPath(job, members, self.call_sequence, plugins)
+        self.post: PostPath = PostPath(job, members, self.call_sequence, plugins, self.native)
         self.staged: StagedPath | None = None
         if job.backend is not None and "cuda" not in job.backend.memory:
             said = settings.gpu_staging

@@ -25,14 +25,16 @@ from oneaccord.calls.host.actions import HostAction
 from oneaccord.calls.host.plans import VECTOR
 from oneaccord.calls.inputs import Inputs
 from oneaccord.calls.messages.actions import MessageAction, Words
+from oneaccord.calls.messages.background import MessageWork
+from oneaccord.calls.order.call_sequence import Direction
 from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.paths import Action, HostFast, Paths
 from oneaccord.calls.programs import CallBuilder
-from oneaccord.calls.request import SLOW_PATH, CallSteps, Message, Operation, SizeExchange
+from oneaccord.calls.request import ARRAY, SLOW_PATH, CallSteps, Message, Operation, SizeExchange
 from oneaccord.calls.work import Work
 from oneaccord.config import Settings
 from oneaccord.contract.deadline import Deadline
-from oneaccord.errors import CommError, DeadlineError, UsageError
+from oneaccord.errors import CommError, DeadlineError, InternalError, UsageError
 from oneaccord.job.group_ranks import Members
 from oneaccord.job.job import Job
 from oneaccord.runtime.computer import COMPUTER
@@ -52,7 +54,16 @@ _Place = tuple[Key, np.dtype[Any], tuple[int, ...]]
 """A key, and the dtype and shape of the array."""
 
 
-_TURN_HOLDERS = ("oneaccord.calls.runner", "oneaccord.group.collectives", "oneaccord.group.messages")
+_TURN_HOLDERS = (
+    "oneaccord.calls.messages.background",
+    "oneaccord.calls.runner",
+    "oneaccord.group.collectives",
+    "oneaccord.group.messages",
+)
+
+
+def _itself(came: Any) -> Any:
+    return came
 
 
 def _has_interrupted_a_call() -> bool:
@@ -116,6 +127,16 @@ class Call:
         with awaited(self._job, self._members, self.name):
             self._go_on(result)
 
+    def result(self, result: Any) -> Any:
+        """Return the caller's result, of that of the only step."""
+        if self._program is None:
+            return result
+        try:
+            self._go_on(result)
+        except StopIteration as end:
+            return end.value
+        raise InternalError(f"{self.name} has more steps than one")
+
     def run(self, deadline: Deadline) -> Any:
         """Carry out the remaining steps, and return the caller's result."""
         result = self.action.run(deadline)
@@ -169,7 +190,8 @@ class Calls:
         if paths.native is not None:
             whose = job, job.control, job.closed_groups, members.number, paths.plugins, float(settings.timeout_s)
             # C answers for calls that it knows, and hands all others to the method.
-            self._call = paths.native.Caller(self._table, self._call, self._go_on, *whose).call  # type: ignore[method-assign]
+            self._caller = paths.native.Caller(self._table, self._call, self._go_on, *whose)
+            self._call = self._caller.call  # type: ignore[method-assign]
         # If the first step says whether the arrays are on devices, or time is simulated, a scatter is one program.
         self._steps_stay_together = job.runtime.is_simulated or paths.devices.channel is not None or not paths.host.moves
         watches = settings.check_inputs or job.runtime.is_simulated
@@ -270,6 +292,11 @@ class Calls:
                 seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
                 if not self._call_sequence.is_usable:
                     self._check_open(name)
+                if isinstance(turns, Direction) and self._paths.messages.goes_by_itself(turns):
+                    background, memory = self._paths.messages.background, array if turns.is_send else out
+                    entry = MessageWork(background, name, turns, memory, ARRAY, seconds, self._callbacks, self._saw, _itself)
+                    background.submit(entry)
+                    return entry
                 work: Work[Any] = Work(name, self._callbacks, self._saw)
                 turns.submit(partial(work.run, partial(action, seconds)))
                 return work
@@ -420,6 +447,13 @@ class Calls:
         self._check_open(call.name)
         if call.is_on_device:
             return self._beside(call, seconds)
+        if isinstance(call.action, MessageAction) and self._inputs is None:
+            if not self._paths.plugins.settled:
+                self._paths.plugins.load_extensions()
+            entry = call.action.entry(seconds, self._callbacks, self._saw, partial(self._result_of, call, then))
+            if entry is not None:
+                self._paths.messages.background.submit(entry)
+                return entry
         work: Work[Any] = Work(call.name, self._callbacks, self._saw)
         runtime = self._job.runtime
         turns = next(iter(call.action.turns), None) or self._call_sequence.direction(None, is_send=True)
@@ -435,6 +469,13 @@ class Calls:
 
         turns.submit(runtime.on_behalf(lambda: work.run(run)))
         return work
+
+    def _result_of(self, call: Call, then: Callable[[], None] | None, result: Any) -> Any:
+        """Return the caller's result of a call of one message that has moved in the background."""
+        result = call.result(result)
+        if then is not None:
+            then()
+        return result
 
     def _beside(self, call: Call, timeout_s: float) -> Work[Any]:
         """Enqueue a call beside the caller's stream, in this thread if its turn is now and it need not wait for the other ranks."""

@@ -17,8 +17,11 @@ from oneaccord.contract.backend import HEADER_BYTES
 
 __all__ = [
     "DESCRIPTION_BYTES",
+    "INDEX_AT",
     "MAX_DIMENSIONS",
     "MET_CHANNEL",
+    "NBYTES_AT",
+    "NUMBER_AT",
     "OPERATIONS",
     "POST_CHANNEL",
     "POST_NUMBER",
@@ -37,6 +40,8 @@ __all__ = [
 _FORMAT = struct.Struct("<4sBBBBiIIQQ8sQI8x")
 assert _FORMAT.size == HEADER_BYTES
 _MAGIC = b"OAC1"
+NUMBER_AT, NBYTES_AT, INDEX_AT = 20, 44, 52
+"""Where a header has the sequence number, the length and the index of its message."""
 
 OPERATIONS: tuple[str, ...] = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier"),
@@ -232,12 +237,12 @@ def split_headers(
 
 def split_header(header: bytes) -> tuple[bytes, bytes]:
     """Return the bytes before and after the sequence number, the only part that changes from call to call."""
-    return header[:20], header[28:]
+    return header[:NUMBER_AT], header[NUMBER_AT + 8 :]
 
 
 def piece_header(header: bytes, nbytes: int, offset: int) -> bytes:
     """Return the header of a piece of a message that is cut, of ``nbytes`` bytes from ``offset`` on; that of a whole message is its own."""
-    return header[:44] + nbytes.to_bytes(8, "little") + header[52:56] + offset.to_bytes(8, "little")
+    return header[:NBYTES_AT] + nbytes.to_bytes(8, "little") + header[INDEX_AT : INDEX_AT + 4] + offset.to_bytes(8, "little")
 
 
 def parse_header(data: bytes) -> Header | None:

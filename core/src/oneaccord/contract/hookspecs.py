@@ -130,8 +130,8 @@ def oneaccord_register_algorithms() -> Sequence[Algorithm]:
 def oneaccord_collective_started(event: OperationEvent) -> None:
     """See a collective start, or a call that sends or receives, on the thread that runs it: that of the caller, or one of core's for a call in the background.
 
-    Called once per call of this rank, of all groups, never per message of a collective, and not for requests with tags; at the same time in several threads if groups, or ranks that are
-    threads, work at once. The operation waits for the observer: it must be quick, and it must not call a group.
+    Called once per call of this rank, of all groups, never per message of a collective, and not for a look that does not wait (``iprobe``,
+    ``take_now``); at the same time in several threads if groups, or ranks that are threads, work at once. The operation waits for the observer: it must be quick, and it must not call a group.
 
     Parameters
     ----------
@@ -147,6 +147,8 @@ def oneaccord_collective_started(event: OperationEvent) -> None:
 @hookspec
 def oneaccord_collective_finished(event: OperationEvent) -> None:
     """See a collective end, well or badly, on the thread that ran it. Once for each `oneaccord_collective_started`.
+
+    A send or a receive in the background starts on the thread that makes it, or that ends the one before it, and ends on the thread that finds its end, before any ``wait()`` for it returns.
 
     Parameters
     ----------

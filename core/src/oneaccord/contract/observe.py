@@ -24,7 +24,7 @@ class OperationEvent:
     algorithm
         The algorithm that runs it, or the backend's name for a native collective; empty for a message.
     nbytes
-        The size of this rank's array in bytes; 0 for a barrier, and for a receive that has not ended.
+        The size of this rank's array in bytes; 0 for a barrier, and for a receive or a probe that has not ended.
     dtype
         The name of the dtype, such as ``"float32"``; empty for a barrier and for an object.
     started_ns

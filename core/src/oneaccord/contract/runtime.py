@@ -7,12 +7,12 @@ every wait of core then passes through it, so that it controls the order of thre
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["Condition", "Place", "Runtime"]
+__all__ = ["Condition", "History", "Place", "Runtime"]
 
 
 class Place(Protocol):
@@ -59,17 +59,81 @@ class Condition(Protocol):
         ...
 
 
+class Elements(Protocol):
+    """Elements of a window."""
+
+    def meets(self, other: Any) -> bool:
+        """Return whether the two have an element in common."""
+        ...
+
+
+class History(Protocol):
+    """What happened before what, among the ranks of a world that watches them; ranks are those of the world."""
+
+    def begins(self) -> None:
+        """Note that there is a window."""
+        ...
+
+    def gives(self, rank: int, key: Hashable) -> None:
+        """Note that a rank sends a message; those with one key are received in the order in which they were sent."""
+        ...
+
+    def takes(self, rank: int, key: Hashable) -> None:
+        """Note that a rank has received the next message with a key."""
+        ...
+
+    def releases(self, rank: int, key: Hashable) -> None:
+        """Note that what a rank has done comes before all that acquires the key from now on."""
+        ...
+
+    def acquires(self, rank: int, key: Hashable) -> None:
+        """Note that what has released the key comes before what a rank does from now on."""
+        ...
+
+    def access(
+        self,
+        window: int,
+        rank: int,
+        target: int,
+        elements: Elements,
+        call: object,
+        *,
+        writes: bool,
+        is_atomic: bool,
+        ends: bool,
+    ) -> str:
+        """Note that a rank uses elements of a target's window; return words for a race, empty if there is none.
+
+        Parameters
+        ----------
+        window, rank, target, elements, call
+            The number of the window, the ranks, and the call.
+        writes, is_atomic
+            Whether the elements change, and whether that may happen beside other such calls.
+        ends
+            Whether the call is complete when it returns, and not only at `completes`.
+        """
+        ...
+
+    def completes(self, window: int, rank: int, targets: Sequence[int]) -> None:
+        """Note that what a rank has begun on the windows of some targets is complete."""
+        ...
+
+
 class Runtime(ABC):
     """The base on which ranks run.
 
     Attributes
     ----------
+    history
+        Finds races between ranks; None if nobody watches for them.
     is_simulated
         Whether a scheduler controls which thread runs. The scheduler itself finds that no thread can continue, so calls need not say what
         they wait for. It must see every call, so no call takes a short cut past the recorder.
     """
 
     is_simulated: bool = False
+    history: History | None = None
 
     @abstractmethod
     def now(self) -> float:

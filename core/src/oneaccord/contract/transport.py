@@ -160,6 +160,14 @@ class Mailbox(ABC):
         """Return what a message waits for that the compiled executor has posted here; None, the default, if all of it went at once."""
         return None
 
+    def recall(self, transfer: Transfer) -> bool:
+        """Give up a receive of the next message from this peer, here or by `Transport.recv`, of which nothing has come; return whether that was so.
+
+        The message then comes with the next fetch or receive. By default no receive is given up. A mailbox in C should do it: while Python has such a
+        receive, C cannot look for the message.
+        """
+        return False
+
     @abstractmethod
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
         """Receive the next message. Poll for it for a moment, but do not block.

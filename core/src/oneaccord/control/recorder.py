@@ -215,7 +215,7 @@ class FlightRecorder:
         self._records = deque(self._records, maxlen=_LONG * count)
 
     def start(self, channel: int, sequence: int, call: CallSignature | object, nbytes: int = 0) -> Record:
-        """Note that a call begins; `finish` must follow, from the same thread.
+        """Note that a call begins; `finish` must follow, from the same thread, or `go_on` from that one.
 
         Parameters
         ----------
@@ -250,13 +250,25 @@ class FlightRecorder:
             self._records.extend(counters.short())
         self.counted.forget(channel)
 
-    def finish(self, record: Record) -> None:
+    def go_on(self, record: Record) -> None:
+        """Note that the thread that has begun a call goes on; the call, unless it has ended, ends in any thread.
+
+        Parameters
+        ----------
+        record
+            What `start` returned.
+        """
+        self._running.discard(record)
+
+    def finish(self, record: Record, error: BaseException | None = None) -> None:
         """Note that a call has ended, well or badly.
 
         Parameters
         ----------
         record
             What `start` returned.
+        error
+            What it has ended with, if that is not the exception that is handled now.
         """
         record.finished = self._now()
         self._running.discard(record)

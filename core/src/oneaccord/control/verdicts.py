@@ -18,6 +18,7 @@ from oneaccord.errors import (
     OneAccordError,
     PeerLostError,
     ProtocolError,
+    RaceError,
     RendezvousError,
 )
 
@@ -42,6 +43,7 @@ KINDS: dict[str, type[OneAccordError]] = {
     "silent": DeadlineError,
     "mismatch": CollectiveMismatchError,
     "protocol": ProtocolError,
+    "race": RaceError,
     "rendezvous": RendezvousError,
     "failed": CommError,
     RUNS_ALREADY: RunsAlreadyError,

@@ -31,6 +31,7 @@ from oneaccord.group.messages import MessageCalls
 from oneaccord.group.objects import ObjectCalls
 from oneaccord.group.shared import SharedCalls
 from oneaccord.group.shrinking import check_possible, shrink
+from oneaccord.group.windows import WindowCalls
 from oneaccord.job.group_ranks import Members, ranks_per_host
 from oneaccord.job.job import Job
 from oneaccord.job.threads import duration
@@ -41,7 +42,7 @@ __all__ = ["Group"]
 _GRACE_S = 5.0
 
 
-class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, SharedCalls, ForeignNames):
+class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, SharedCalls, WindowCalls, ForeignNames):
     """The ranks that communicate together. Made by `oneaccord.init`; a context manager that closes the group at its end.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the

@@ -39,7 +39,7 @@ from oneaccord.job.group_ranks import Members
 from oneaccord.job.job import Job
 from oneaccord.runtime.host_memory import TOKEN_BYTES, CannotOpenError, SharedFile, memory_fence
 
-__all__ = ["SharedArray", "SharedCalls"]
+__all__ = ["SharedArray", "SharedCalls", "begin_to_share", "checked_array", "hosts_of"]
 
 _MOST_WORDS = 500
 
@@ -239,11 +239,11 @@ class SharedCalls:
         UnsupportedError
             A rank cannot share memory, for another reason; alike on all ranks. The group stays as it was.
         """
-        shape, dtype = _checked(shape, dtype)
+        shape, dtype = checked_array(shape, dtype)
         deadline = self._begin(timeout_s)
-        trade = _begin_to_share(self, "shared", deadline)
+        trade = begin_to_share(self, "shared", deadline)
         try:
-            making: _Making[G] = _Making(self, trade, _hosts_of(self, trade), shape, dtype, deadline)
+            making: _Making[G] = _Making(self, trade, hosts_of(self, trade), shape, dtype, deadline)
             return making.make()
         except CommError:
             self._saw()
@@ -264,9 +264,9 @@ class SharedCalls:
         Group
             As for `split`.
         """
-        trade = _begin_to_share(self, "split_hosts", self._begin(timeout_s))
+        trade = begin_to_share(self, "split_hosts", self._begin(timeout_s))
         try:
-            hosts = _hosts_of(self, trade)
+            hosts = hosts_of(self, trade)
         except CommError:
             self._saw()
             raise
@@ -274,7 +274,7 @@ class SharedCalls:
         return group
 
 
-def _begin_to_share(group: Whole, what: str, deadline: Deadline) -> Trade:
+def begin_to_share(group: Whole, what: str, deadline: Deadline) -> Trade:
     """Begin a call; return what trades cards in it."""
     group._check_open(what)
     with group._counting:  # counted last, as for split()
@@ -286,7 +286,7 @@ def _begin_to_share(group: Whole, what: str, deadline: Deadline) -> Trade:
     return Trade(exchange, f"{what} #{count} of group {group._members.number}")
 
 
-def _hosts_of(group: Whole, trade: Trade) -> Hosts:
+def hosts_of(group: Whole, trade: Trade) -> Hosts:
     """Return the hosts of a group, which are looked for once."""
     if group._hosts is None:
         is_assigned = group._setup.resolved.settings.ranks_per_host is not None
@@ -447,7 +447,7 @@ def _problem(error: Exception) -> _Problem:
     return _Problem(text[:_MOST_WORDS], isinstance(error, MemoryError))
 
 
-def _checked(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def checked_array(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return a shape and a dtype in the one form that all ranks compare."""
     try:
         found = np.dtype(dtype)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oneaccord.arrays.buffers import Give
+from oneaccord.arrays.dtypes import CODES
 from oneaccord.arrays.libraries import DeviceArray
 from oneaccord.arrays.memory import NOTHING, Array, bytes_of, check_out, contiguous, copy_of
 from oneaccord.calls.arguments import tag_number
@@ -25,7 +26,10 @@ from oneaccord.errors import UsageError
 from oneaccord.group.packing import Unpacker, pack
 
 if TYPE_CHECKING:
-    from oneaccord.calls.post.path import PostPath
+    from oneaccord.calls.paths import Paths
+    from oneaccord.config import Settings
+    from oneaccord.job.group_ranks import Members
+    from oneaccord.job.job import Job
 
 __all__ = ["Mode", "Pending", "TaggedCalls", "needs_tag"]
 
@@ -61,9 +65,20 @@ _words = lru_cache(maxsize=4096)(Words)
 class TaggedCalls(Calls):
     """The calls of a group that move messages with tags, and only those."""
 
-    @property
-    def _post(self) -> PostPath:
-        return self._paths.post
+    def __init__(self, job: Job, members: Members, paths: Paths, settings: Settings) -> None:
+        super().__init__(job, members, paths, settings)
+        self._post = post = paths.post
+        self._plain: Unpacker[Any] | None = None
+        self._send_bytes: Callable[..., bool] = _not_compiled
+        self._recv_bytes: Callable[..., tuple[bytearray, int] | None] = _not_compiled_either
+        if paths.native is not None:
+            python = self._send_tagged, self._send_on, self._recv_tagged, self._recv_on, self._iprobe
+            whose = members.number, members.rank, tuple(members.ranks), CODES
+            post.compiled = made = paths.native.Post(self._caller, *python, _words, Status, ANY, ANY_TAG, *whose)
+            # C makes calls that it can make, and hands all others to the methods.
+            self._send_tagged, self._send_bytes = made.send, made.send_bytes  # type: ignore[method-assign]
+            self._recv_tagged, self._recv_bytes = made.recv, made.recv_bytes  # type: ignore[method-assign]
+            self._iprobe = made.iprobe  # type: ignore[method-assign]
 
     def probe(self, source: int | AnyRank = ANY, tag: int | AnyTag = ANY_TAG, *, timeout_s: float | None = None) -> Status:
         """Wait until a message with a tag is there, and say what is known of it. It stays there for a `recv`.
@@ -113,6 +128,9 @@ class TaggedCalls(Calls):
         InvalidRankError, UsageError
             As for `probe`.
         """
+        return self._iprobe(source, tag)
+
+    def _iprobe(self, source: Any, tag: Any) -> Status | None:
         pattern = self._pattern("iprobe", source, tag)
         letter = self._failing(self._post.look, pattern.what, pattern, self._limit(None), take=False)
         return None if letter is None else self._post.status_of(letter)
@@ -239,7 +257,10 @@ class TaggedCalls(Calls):
         seconds = self._limit(timeout_s)
         peer, flags = self._peer(dest), self._flags(mode)
         number = tag_number(tag)
-        data = memoryview(pack(obj, "send_object"))
+        packed = pack(obj, "send_object")
+        if not later and self._send_bytes(packed, dest, tag, mode, timeout_s):
+            return None
+        data = memoryview(packed)
         if peer is None:
             return self._request([], timeout_s, _nothing) if later else None
         what = _words("send_object", "to", peer, number)
@@ -264,6 +285,15 @@ class TaggedCalls(Calls):
         source = copy_of(source) if mode == "buffered" else contiguous(source)
         what = _words("send", "to", peer, number)
         return Send(what, self._members.number, peer, number, bytes_of(source), source.dtype, source.shape, flags)
+
+    def _send_on(self, given: Any, dest: int, tag: int, timeout_s: float | None, gone: int) -> None:
+        """Go on with a send that C has begun."""
+        seconds, peer = self._limit(timeout_s), self._members.ranks[dest]
+        is_object = isinstance(given, bytearray)
+        what = _words("send_object" if is_object else "send", "to", peer, tag)
+        data = memoryview(given) if is_object else bytes_of(given)
+        send = Send(what, self._members.number, peer, tag, data, None, (), OBJECT if is_object else 0)
+        self._failing(self._post.send_on, what, send, gone, seconds)
 
     def _flags(self, mode: Any) -> int:
         flags = _FLAGS.get(mode) if isinstance(mode, str) else None
@@ -301,6 +331,12 @@ class TaggedCalls(Calls):
             _check_status(status)
         if source is None:
             return self._from_nobody(None, status, tag)
+        unpacker: Unpacker[Any] | None = self._plain if kind is None else Unpacker(kind, "recv_object")
+        if unpacker is None:
+            unpacker = self._plain = Unpacker(None, "recv_object")
+        came = self._recv_bytes(source, tag, status, timeout_s)
+        if came is not None:
+            return unpacker.unpack(*came)
         receive, unpacker = self._receiving_object(source, tag, kind)
         self._failing(self._post.run, receive.what, (receive,), seconds)
         return self._unpacked(receive, unpacker, status)
@@ -327,6 +363,14 @@ class TaggedCalls(Calls):
         receive = self._pattern("recv_object", source, tag)
         receive.is_object = True
         return receive, unpacker
+
+    def _recv_on(self, into: Array | bytearray, source: int, about: bytes, came: int, timeout_s: float | None) -> None:
+        """Go on with a receive of which C has the first bytes, with the opening ``about`` the message."""
+        is_object = isinstance(into, bytearray)
+        data, seconds = memoryview(into) if is_object else bytes_of(into), self._limit(timeout_s)
+        what = _words("recv_object" if is_object else "recv", "from", source, NO_TAG)
+        receive = Receive(what, self._members.number, source, NO_TAG, None, (), is_object=is_object)
+        self._failing(self._post.take_on, what, receive, about, data, came, seconds)
 
     def _from_nobody(self, out: Any, status: Status | None, tag: Any) -> Any:
         if tag is not ANY_TAG:
@@ -546,6 +590,14 @@ def _check_status(status: object) -> None:
 
 
 def _nothing() -> None:
+    return None
+
+
+def _not_compiled(*_: Any) -> bool:
+    return False
+
+
+def _not_compiled_either(*_: Any) -> None:
     return None
 
 

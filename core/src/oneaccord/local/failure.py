@@ -34,7 +34,9 @@ _CHAINED = re.compile(
 )
 _PLACE = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LAST_LINES = 10
-MISTAKES = {f"oneaccord.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError")}
+MISTAKES = {
+    f"oneaccord.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError", "RaceError")
+}
 """Mistakes of the program that recur on all ranks, so that a replacement would find no rank to let it in."""
 _LATE_S = 0.1
 """How much later than its consequences a death may be seen."""

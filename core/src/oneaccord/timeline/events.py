@@ -16,6 +16,7 @@ __all__ = [
     "Recording",
     "begins_with",
     "many",
+    "row_name",
 ]
 
 COLLECTIVES: frozenset[str] = frozenset(each.value for each in Collective)
@@ -53,7 +54,7 @@ class CallEvent:
     place
         The line of the program that called, such as ``"train.py:31"``; empty if that is not known.
     background
-        0 for the rank's own thread, k for its k-th background thread.
+        0 for the rank's own thread, k for its k-th background thread, -k for the k-th row of requests, which no thread runs.
     error
         The name of the exception that ended it; empty if it succeeded.
     """
@@ -78,6 +79,11 @@ class CallEvent:
         if self.sequence >= 0:
             head += f" #{self.sequence}"
         return head if self.group == 0 else f"{head} of group {self.group}"
+
+    @property
+    def row(self) -> str:
+        """The row on which it is shown: empty for the rank's own thread, else ``"background 1"`` or ``"request 1"``."""
+        return row_name(self.background)
 
     def describe(self) -> str:
         """Return the call with its number and arguments: ``"all_reduce #3 (float32[4], sum)"``."""
@@ -286,6 +292,13 @@ class Recording:
 def begins_with(text: str, word: str) -> bool:
     """Return whether a text is a word, or the word, a blank and more."""
     return text == word or text.startswith(f"{word} ")
+
+
+def row_name(background: int) -> str:
+    """Return the name of a rank's row of calls, as `CallEvent.background` numbers them; empty for that of its own thread."""
+    if not background:
+        return ""
+    return f"background {background}" if background > 0 else f"request {-background}"
 
 
 def many(number: int, noun: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from oneaccord.errors import InternalError
-from oneaccord.timeline.events import CallEvent, MarkEvent, Recording
+from oneaccord.timeline.events import CallEvent, MarkEvent, Recording, row_name
 
 __all__ = ["to_perfetto"]
 
@@ -47,11 +47,11 @@ def to_perfetto(trace: Recording, title: str) -> str:
 
 
 class _Tracks:
-    """The threads as viewers show them: for each rank its own, and below it those in the background that it used."""
+    """The rows that viewers show: for each rank that of its own thread, below it those in the background that it used, and its requests."""
 
     def __init__(self, trace: Recording) -> None:
         used = {(rank, 0) for rank in range(trace.world_size)} | {(call.rank, call.background) for call in trace.calls}
-        self.ids: dict[tuple[int, int], int] = {track: number for number, track in enumerate(sorted(used), 1)}
+        self.ids: dict[tuple[int, int], int] = {track: number for number, track in enumerate(sorted(used, key=_order), 1)}
         self._own = [self.ids[rank, 0] for rank in range(trace.world_size)]
         # If a rank uses several threads: the calls on each that may send.
         self._talks: list[list[_Talk]] = [[] for _ in range(trace.world_size)]
@@ -69,7 +69,7 @@ class _Tracks:
         ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
         yield _dumps({"name": "process_name", "ph": "M", "pid": _PID, "args": {"name": f"oneaccord, {ranks}, {title}"}})
         for (rank, background), tid in self.ids.items():
-            name = f"rank {rank}, background {background}" if background else f"rank {rank}"
+            name = f"rank {rank}, {row_name(background)}" if background else f"rank {rank}"
             yield _dumps({"name": "thread_name", "ph": "M", "pid": _PID, "tid": tid, "args": {"name": name}})
             yield _dumps({"name": "thread_sort_index", "ph": "M", "pid": _PID, "tid": tid, "args": {"sort_index": tid}})
 
@@ -179,6 +179,12 @@ def _arrows(trace: Recording, tracks: _Tracks) -> tuple[list[str], list[str]]:
             f'"tid":{tracks.of_message(dest, arrived, group)},"id":{number}}}'
         )
     return arrivals, departures
+
+
+def _order(track: tuple[int, int]) -> tuple[int, bool, int]:
+    """Return a key that sorts the rows of a rank: its own thread, those in the background, and its requests."""
+    rank, background = track
+    return rank, background < 0, abs(background)
 
 
 def _ns(seconds: float) -> int:

@@ -16,6 +16,8 @@ _RULE: Final = b"-" * 80 + b"\n"
 _OURS: Final = b"oneaccord run: "
 _SECONDARY: Final = (b" failed first on this host: ", b"oneaccord run: ended by ")
 _AGAIN_S: Final = 1.0
+_BREAKS: Final = 3
+"""How often the connection may break after the pod's end without anything new."""
 _OVERLAP_S: Final = 60
 """How much is asked for again after a connection broke, as clocks differ; lines that came before are left out."""
 
@@ -48,6 +50,8 @@ class Follower:
         """A line that may begin the report."""
         self._last = ""
         """The time of the last line."""
+        self._rest: bytes = b""
+        """The end of what was read, without the end of its line."""
         self._is_gone = False
         self._thread = Thread(target=self._run, name=f"oneaccord-{pod.name}", daemon=True)
         self._thread.start()
@@ -66,10 +70,11 @@ class Follower:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        breaks = 0
         while True:
-            before, was_over = self._last, self._is_gone  # what the pod wrote before its end was seen is in what is read now
+            before, was_over, is_broken = self._last, self._is_gone, False
             try:
-                for line in _lines(self._cluster.output(self.pod.name, self._since())):
+                for line in self._lines(self._cluster.output(self.pod.name, self._since())):
                     self._take(line, before)
             except Gone:
                 break
@@ -77,10 +82,16 @@ class Follower:
                 self._show_problem(f"the output of the pod {self.pod.name} cannot be read: {error}")
                 break
             except RendezvousError:  # as while a node is busy; the pod's end ends it
-                pass
-            if was_over:
-                break
-            time.sleep(_AGAIN_S)
+                is_broken = True
+            # Not each broken connection is an error: what brings nothing new after the pod's end has reached the end of its output.
+            if was_over and self._last == before:
+                breaks += is_broken
+                if not is_broken or breaks == _BREAKS:
+                    break
+            if not was_over or is_broken:
+                time.sleep(_AGAIN_S)
+        if self._rest:
+            self._take(self._rest + b"\n", self._last)
         if self._held:
             self._show(self._held)
 
@@ -89,6 +100,13 @@ class Follower:
             return None
         then = datetime.fromisoformat(self._last[:19] + "+00:00")
         return max(1, int(time.time() - then.timestamp()) + _OVERLAP_S)
+
+    def _lines(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield whole lines. If the connection breaks, its last line comes again with the next one."""
+        self._rest = b""
+        for piece in pieces:
+            *whole, self._rest = (self._rest + piece).split(b"\n")
+            yield from (line + b"\n" for line in whole)
 
     def _take(self, line: bytes, before: str) -> None:
         """Take a line with its time in front, unless it came before."""
@@ -109,16 +127,6 @@ class Follower:
             self._held = text
         else:
             self._show(text)
-
-
-def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield whole lines. If the connection breaks, its last line comes again with the next one."""
-    rest = b""
-    for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    if rest:
-        yield rest + b"\n"
 
 
 def _sortable(stamp: bytes) -> str:

@@ -282,6 +282,10 @@ class Link:
         """Return the wait of a message that was posted without room for another one."""
         return None if self.has_room() else _Emptying(self)
 
+    def recall(self, transfer: Transfer) -> bool:
+        """Give up a receive of which nothing has come; return whether that was so."""
+        return not transfer.done and not transfer.moved
+
 
 class PythonLink(Link, Mailbox):
     """Messages from and to one peer on one channel.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from oneaccord.api import (
+    POST_CHANNEL,
     Backend,
     BackendUnavailableError,
     Bootstrap,
@@ -81,9 +82,10 @@ class _End(Transfer):
 class _Message:
     """A message on its way; `receive` is the other end, once there is one."""
 
-    __slots__ = ("damage", "end", "has_arrived", "number", "receive")
+    __slots__ = ("clock", "damage", "end", "has_arrived", "number", "receive")
 
-    def __init__(self, end: _End, number: int) -> None:
+    def __init__(self, end: _End, number: int, clock: list[int] | None) -> None:
+        self.clock = clock
         self.damage: Damaged | None = None
         self.end = end
         self.number = number
@@ -104,6 +106,8 @@ class _Pipe:
         How long a message may be to leave when it is sent.
     is_direct
         Whether the calls of both ranks are `send`, `recv` and the like.
+    is_ordering
+        Whether who receives a message knows all that came before it was sent.
 
     Attributes
     ----------
@@ -111,13 +115,21 @@ class _Pipe:
         The calls of sender and receiver in which a message met its receive last, if they are such calls.
     """
 
-    __slots__ = ("_awaited", "_eager_bytes", "_is_direct", "_line", "_mismatches", "_runtime", "_sent", "met")
+    __slots__ = ("_awaited", "_eager_bytes", "_is_direct", "_is_ordering", "_line", "_mismatches", "_runtime", "_sent", "met")
 
     def __init__(
-        self, runtime: SimulatedRuntime, mismatches: _Mismatches, line: Line, eager_bytes: int, *, is_direct: bool
+        self,
+        runtime: SimulatedRuntime,
+        mismatches: _Mismatches,
+        line: Line,
+        eager_bytes: int,
+        *,
+        is_direct: bool,
+        is_ordering: bool,
     ) -> None:
         self._runtime = runtime
         self._is_direct = is_direct
+        self._is_ordering = is_ordering
         self.met: tuple[Record, Record] | None = None
         self._mismatches = mismatches
         self._line = line
@@ -127,7 +139,9 @@ class _Pipe:
 
     def send(self, end: _End) -> None:
         self._note_call(end)
-        message = _Message(end, self._runtime.faults.count_message(self._line))
+        # Core knows which of the messages with tags the program receives, and when.
+        clock = self._runtime.history.snapshot(self._line.source) if self._is_ordering else None
+        message = _Message(end, self._runtime.faults.count_message(self._line), clock)
         if end.nbytes <= self._eager_bytes:
             # The sender continues, and may write to its memory.
             message.end = _End(end.peer, bytes(end.header), memoryview(bytes(end.payload)), end.nbytes, is_send=True)
@@ -196,6 +210,7 @@ class _Pipe:
         except BaseException as error:  # noqa: BLE001 - an exception of a reduction belongs to the receiver
             self._fail(receive, error)
             return
+        self._runtime.history.learn(self._line.dest, message.clock)
         self._finish(sent)
         self._finish(receive)
 
@@ -266,7 +281,14 @@ class _Pipes:
         pipe = self._pipes.get(key)
         if pipe is None:
             line = Line(source, dest, channel // 2)
-            pipe = self._pipes[key] = _Pipe(self._runtime, self._mismatches, line, eager_bytes, is_direct=channel % 2 == 1)
+            pipe = self._pipes[key] = _Pipe(
+                self._runtime,
+                self._mismatches,
+                line,
+                eager_bytes,
+                is_direct=channel % 2 == 1,
+                is_ordering=channel != POST_CHANNEL,
+            )
         return pipe
 
     def met(self, channel: int, source: int) -> list[tuple[int, Record, Record]]:

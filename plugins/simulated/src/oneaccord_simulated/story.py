@@ -47,8 +47,8 @@ class _Event(NamedTuple):
         return f"{about.name}  ended{f' by {about.error}' if about.error else ''}"
 
     def thread(self) -> str:
-        background = self.about.background if isinstance(self.about, CallEvent) else 0
-        return f", background {background}" if background else ""
+        row = self.about.row if isinstance(self.about, CallEvent) else ""
+        return f", {row}" if row else ""
 
 
 @dataclass(slots=True)
@@ -167,15 +167,15 @@ def _shown(line: _Line, width: int) -> str:
 
 def _never_ended(trace: Recording) -> list[str]:
     """Return the unfinished calls at the end, alike calls together."""
-    alike: dict[tuple[str, str, int], list[CallEvent]] = {}
+    alike: dict[tuple[str, str, str], list[CallEvent]] = {}
     for call in trace.calls:
         if call.end_s is None:
-            alike.setdefault((call.describe(), call.place, call.background), []).append(call)
+            alike.setdefault((call.describe(), call.place, call.row), []).append(call)
     if not alike:
         return []
     lines = ["never ended:"]
-    for (what, place, background), calls in list(alike.items())[:_OPEN_LINES]:
-        who = show_ranks({call.rank for call in calls}) + (f", background {background}" if background else "")
+    for (what, place, row), calls in list(alike.items())[:_OPEN_LINES]:
+        who = show_ranks({call.rank for call in calls}) + (f", {row}" if row else "")
         since = min(call.start_s for call in calls)
         lines.append(f"  {who}  {what}  since {since:.6f} s{f' at {place}' if place else ''}")
     rest = sum(len(calls) for calls in list(alike.values())[_OPEN_LINES:])

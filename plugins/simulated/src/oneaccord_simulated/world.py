@@ -16,6 +16,7 @@ from oneaccord_simulated.deadlock import doing, explain, positions, story
 from oneaccord_simulated.faults import FaultPlan
 from oneaccord_simulated.injecting import Injector
 from oneaccord_simulated.primitives import members
+from oneaccord_simulated.races import Races
 from oneaccord_simulated.scheduler import Scheduler, never
 from oneaccord_simulated.state import State
 from oneaccord_simulated.task import BLOCKED, DEAD, Task
@@ -41,6 +42,8 @@ class SimulatedRuntime(State, Runtime):
     ----------
     faults
         Carries the fault plan out.
+    history
+        Finds races for windows.
     """
 
     is_simulated: bool = True
@@ -51,6 +54,7 @@ class SimulatedRuntime(State, Runtime):
         world = ThreadWorld(world_size, "simulated", self, lambda rank: _Recorder(self, rank))
         super().__init__(world, seed, network, faults, keep_messages=keep_messages)
         world.shared[SHARED] = self
+        self.history: Races = Races(world_size, self.where)
         self.faults: Injector = Injector(faults, seed, self)
         self._ranks_per_host = 1 if network is None else network.neighbours(world_size)
         self._explained: list[str] = []
@@ -99,7 +103,7 @@ class SimulatedRuntime(State, Runtime):
 
     def place(self, *, for_good: bool) -> Place:
         """Return the place where the calling task waits."""
-        return _Place(self.scheduler)
+        return _Place(self.scheduler, ends_job=for_good)
 
     def condition(self) -> Condition:
         """Return a condition whose lock is the baton."""
@@ -160,7 +164,16 @@ class SimulatedRuntime(State, Runtime):
     def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
         """Bring word to or from the store, as faults allow."""
         if not self.scheduler.is_stopping:
-            self.faults.carry(dest, action)
+            races = self.history
+            if source >= 0:
+                races.releases(source, SHARED)
+
+            def come() -> None:
+                if dest >= 0:
+                    races.acquires(dest, SHARED)
+                action()
+
+            self.faults.carry(dest, come)
 
     def identity(self, rank: int) -> tuple[str, int]:
         """Return names that are alike on every computer."""
@@ -226,9 +239,10 @@ class _Noted:
 class _Place:
     """The place where a task waits once."""
 
-    __slots__ = ("_scheduler", "_task", "_woken")
+    __slots__ = ("_ends_job", "_scheduler", "_task", "_woken")
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, *, ends_job: bool) -> None:
+        self._ends_job = ends_job
         self._scheduler = scheduler
         self._task: Task | None = None
         self._woken = False
@@ -237,7 +251,7 @@ class _Place:
         self._task = self._scheduler.current()  # first: a task that comes from outside waits here
         until = math.inf if timeout_s is None else self._scheduler.now + timeout_s
         try:
-            while not self._woken and self._scheduler.block(until, ends_job=False):
+            while not self._woken and self._scheduler.block(until, ends_job=self._ends_job):
                 pass
         finally:
             self._task = None
@@ -294,6 +308,7 @@ class _Recorder(FlightRecorder):
         self._runtime = runtime
         self._rank = rank
         self._events: dict[Record, CallEvent] = {}
+        self._rows: set[int] = set()
 
     def start(self, channel: int, sequence: int, call: object, nbytes: int = 0) -> Record:
         runtime, scheduler = self._runtime, self._runtime.scheduler
@@ -329,11 +344,22 @@ class _Recorder(FlightRecorder):
             return True, text
         return False, "; ".join([story(self._runtime, self._rank), *self._runtime.sent(channel, self._rank)])
 
-    def finish(self, record: Record) -> None:
-        super().finish(record)
+    def go_on(self, record: Record) -> None:
+        """Note that a request has begun, which no thread runs: it gets a row of its own."""
+        super().go_on(record)
         self._runtime.scheduler.current().doing = None
-        event = self._events.pop(record, None)
+        event = self._events.get(record)
         if event is not None:
-            error = sys.exception()
+            event.background = -next(row for row in range(1, len(self._rows) + 2) if row not in self._rows)
+            self._rows.add(-event.background)
+
+    def finish(self, record: Record, error: BaseException | None = None) -> None:
+        super().finish(record, error)
+        event = self._events.pop(record, None)
+        if event is None or event.background >= 0:
+            self._runtime.scheduler.current().doing = None
+        if event is not None:
+            self._rows.discard(-event.background)
+            error = error or sys.exception()
             event.end_s = self._runtime.scheduler.now
             event.error = "" if error is None else type(error).__name__

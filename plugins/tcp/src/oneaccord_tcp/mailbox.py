@@ -221,5 +221,9 @@ def compiled_mailbox(module: Any) -> Callable[[socket.socket, int, Patience], Bo
             header = self._outgoing_header.tobytes()
             return Sending(self._sock, self.peer, header, self.outgoing[0][: total - HEADER_BYTES], sent)
 
+        def recall(self, transfer: Transfer) -> bool:
+            """Give up a receive of which nothing has come; return whether that was so."""
+            return not transfer.done and not transfer.moved
+
     Box.register(CompiledMailbox)
     return CompiledMailbox

@@ -216,9 +216,13 @@ class CallSequence(Turns):
         """Make a call that moves messages a record of its own; `end` must follow."""
         return self._recorder.start(self._channel + 1, number, what, nbytes)
 
-    def end(self, record: Record) -> None:
-        """Note that a call has ended, well or badly."""
-        self._recorder.finish(record)
+    def end(self, record: Record, error: BaseException | None = None) -> None:
+        """Note that a call has ended, well or badly: with an error, or with the exception that is handled now."""
+        self._recorder.finish(record, error)
+
+    def go_on(self, record: Record) -> None:
+        """Note that the thread that has begun a call goes on; the call ends in any thread."""
+        self._recorder.go_on(record)
 
     def note(self, sequence: int, signature: CallSignature, started: float) -> None:
         """Note a collective that has ended, or was launched."""

@@ -1,11 +1,13 @@
 """The thread that moves messages while no other thread waits for one.
 
 It begins when it is first needed. It gives way to every thread that waits, and looks again after a millisecond, so that requests that a
-program soon waits for cost no thread anything. In a simulated world it is a task, which waits for messages as all do.
+program soon waits for cost no thread anything. In a simulated world it is a task, which waits for messages as all do. While another task does so, or
+no message can come, it waits for the deadlines of the requests alone.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import AbstractContextManager
@@ -69,10 +71,12 @@ class Courier:
         self._is_over = False
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
+        self._changed = runtime.condition() if runtime.is_simulated else None
 
     def call(self) -> None:
         """Let it look whether there is something to do; under the lock of the office."""
         if self._is_called or self._is_over:
+            self._look_again()
             return
         self._is_called = True
         if self._runtime.is_simulated:
@@ -91,26 +95,46 @@ class Courier:
         """End the thread."""
         self._is_over = True
         self._bell.set()
+        self._look_again()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
 
+    def _look_again(self) -> None:
+        """Let the task of a simulated world look again, if it waits for deadlines."""
+        if self._changed is not None:
+            with self._changed:
+                self._changed.notify_all()
+
     def _work(self) -> None:
-        """Drive, as a task of a simulated world, until there is nothing to do or another thread drives."""
+        """Drive, as a task of a simulated world, until there is nothing to do; while another task drives, end what is overdue."""
         office = self._office
         while True:
             with office.lock:
-                if not office.has_work or office.is_driven or self._is_over:
+                earliest, is_driven = office.earliest(), office.is_driven
+                if self._is_over or not office.has_work or (is_driven and earliest == math.inf):
                     self._is_called = False
                     return
             try:
-                until = office.earliest() - self._runtime.now()
-                if until > 0:
+                until = earliest - self._runtime.now()
+                if until > 0 and is_driven:
+                    self._wait_for_deadline(earliest, until)
+                elif until > 0:
                     office.drive_in_background(Deadline(min(until, 1e9), self._runtime.now))
             except BaseException as error:  # noqa: BLE001 - those that wait for the requests raise it
                 self._fail(error)
             else:
                 self._end_overdue()
+
+    def _wait_for_deadline(self, earliest: float, seconds: float) -> None:
+        office, changed = self._office, self._changed
+        assert changed is not None
+
+        def is_other() -> bool:
+            return self._is_over or not office.is_driven or office.earliest() != earliest
+
+        with changed:
+            changed.wait_for(is_other, seconds)
 
     def _live(self) -> None:
         office = self._office

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oneaccord.arrays.memory import aligned_empty
 from oneaccord.calls.engine.waiting import checked_transfer
 from oneaccord.calls.messages.point_to_point import OPENING_BYTES
 from oneaccord.calls.post.envelopes import RECORD
 from oneaccord.contract.backend import Mailbox, Transfer, Transport
-from oneaccord.contract.header import POST_CHANNEL, pack_header, split_header
+from oneaccord.contract.header import INDEX_AT, NBYTES_AT, NUMBER_AT, POST_CHANNEL, pack_header, split_header
 
 __all__ = ["Body", "Line", "Tally"]
 
@@ -26,8 +26,9 @@ OnOpening = Callable[["Line", memoryview], Body | None]
 
 
 class _Record(NamedTuple):
-    """A record to send: what its opening begins with, its data, and what to do when it has gone."""
+    """A record to send: its number, what its opening begins with, its data, and what to do when it has gone."""
 
+    number: int
     head: bytes
     data: memoryview
     then: Callable[[], None] | None
@@ -74,6 +75,8 @@ class Line:
         What the stream waits for, each way; None if for nothing.
     most
         The longest part of an eager message that follows its opening.
+    lane
+        What the compiled executor needs of this; None if it sends and receives nothing here.
     """
 
     __slots__ = (
@@ -85,13 +88,13 @@ class Line:
         "_on_opening",
         "_out_header",
         "_out_number",
-        "_posted",
         "_queue",
         "_rank",
         "_reading",
         "_transport",
         "_writing",
         "incoming",
+        "lane",
         "most",
         "outgoing",
         "peer",
@@ -99,10 +102,13 @@ class Line:
         "taken",
     )
 
-    def __init__(self, rank: int, peer: int, transport: Transport, box: Mailbox, on_opening: OnOpening) -> None:
+    def __init__(
+        self, rank: int, peer: int, transport: Transport, box: Mailbox, on_opening: OnOpening, sent: Tally, taken: Tally
+    ) -> None:
         self.peer: int = peer
-        self.sent: Tally = Tally()
-        self.taken: Tally = Tally()
+        self.sent: Tally = sent
+        self.taken: Tally = taken
+        self.lane: Any = None
         self.outgoing: Transfer | None = None
         self.incoming: Transfer | None = None
         self.most: int = min(len(box.outgoing[0]), len(box.incoming[0]))
@@ -113,7 +119,6 @@ class Line:
         self._queue: deque[_Record] = deque()
         self._writing: Iterator[Transfer] | None = None
         self._reading: Iterator[Transfer] | None = None
-        self._posted = 0
         self._buffer: memoryview = aligned_empty(OPENING_BYTES).data
         self._into: memoryview | None = None
         self._out_header, self._out_number = _blank_header(rank)
@@ -128,7 +133,7 @@ class Line:
     def moved(self) -> int:
         """A number that grows when anything moves."""
         moving = sum(each.moved for each in (self.outgoing, self.incoming) if each is not None)
-        return moving + self._posted + self.taken.next
+        return moving + self.sent.next - len(self._queue) + self.taken.next
 
     # Out
 
@@ -144,26 +149,41 @@ class Line:
         then
             What to do then.
         """
-        self.sent.next += 1
-        record = _Record(head, data, then)
-        if self.outgoing is None and not self._queue:
-            self._write(record)
+        number = self.sent.next
+        self.sent.next = number + 1
+        if self.outgoing is None and not self._queue and (self.lane is None or not self.lane.stopped):
+            self._write(number, head, data, then)
             if self._writing is not None:
                 self.write_on()
         else:
-            self._queue.append(record)
+            self._queue.append(_Record(number, head, data, then))
 
-    def _write(self, record: _Record) -> None:
+    def go_on(self, rest: memoryview, then: Callable[[], None]) -> None:
+        """Send the rest of the record that C has begun, and then those that wait behind it."""
+        self.lane.stopped = False
+        self._writing = self._rest(self._box.unsent(), self._number_of_begun(), rest, then)
+        self.write_on()
+
+    def compiled(self, begun: Tally, met: Tally) -> Any:
+        """Return what the compiled executor needs of this, which counts messages in ``begun`` and ``met`` as well; None if the mailbox has no C form."""
+        module = self._box.compiled
+        if module is None:
+            return None
+        headers = bytes(self._out_header), bytes(self._in_header), NUMBER_AT, NBYTES_AT, INDEX_AT
+        return module.Lane(self, self._box, (self.sent, self.taken, begun, met), *headers, OPENING_BYTES, self.most)
+
+    def _number_of_begun(self) -> int:
+        return (self._queue[0].number if self._queue else self.sent.next) - 1
+
+    def _write(self, number: int, head: bytes, data: memoryview, then: Callable[[], None] | None) -> None:
         """Send a record while nothing else is on its way."""
-        head, data, then = record
-        box, number = self._box, self._posted
+        box = self._box
         slot, begin = box.outgoing[box.next_out], len(head)
         slot[:begin] = head
         first = min(len(data), OPENING_BYTES - begin)
         if first:
             slot[begin : begin + first] = data if first == len(data) else data[:first]
         self._out_number[0] = number
-        self._posted = number + 1
         transfer = box.post(self._out_header, OPENING_BYTES)
         if transfer is None and first == len(data):
             if then is not None:
@@ -182,7 +202,7 @@ class Line:
                     self._writing = None
             if not self._queue:
                 return
-            self._write(self._queue.popleft())
+            self._write(*self._queue.popleft())
 
     def _rest(
         self, transfer: Transfer | None, number: int, rest: memoryview, then: Callable[[], None] | None
@@ -219,9 +239,11 @@ class Line:
             number = self.taken.next
             self._in_number[0] = number
             box = self._box
-            if patient:
+            if patient or (self.lane is not None and self.lane.partial):
                 transfer = box.fetch(self._in_header, OPENING_BYTES)
                 self._into = None
+                if self.lane is not None:
+                    self.lane.partial = False
                 if transfer is None:
                     self._take(box.incoming[box.next_in])
                     if once:
@@ -236,6 +258,14 @@ class Line:
                 self._take(box.incoming[box.next_in] if self._into is None else self._into)
             else:
                 self.incoming = transfer
+
+    def recall(self) -> bool:
+        """Wait for no opening any more; return whether nothing has come of one, so that C may look for it."""
+        transfer = self.incoming
+        if transfer is None or self._reading is not None or not self._box.recall(transfer):
+            return transfer is None
+        self.incoming = None
+        return True
 
     def read_on(self) -> None:
         """Go on receiving, if what was waited for is done."""
@@ -254,6 +284,12 @@ class Line:
         if body is not None:
             self._reading = self._body(number, *body)
             self._read()
+
+    def take_rest(self, rest: memoryview, then: Callable[[], None]) -> None:
+        """Receive what follows the opening that C has taken."""
+        self.lane.partial = False
+        self._reading = self._body(self.taken.next - 1, rest, then)
+        self._read()
 
     def _read(self) -> None:
         assert self._reading is not None

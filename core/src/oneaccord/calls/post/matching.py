@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG
 from oneaccord.calls.post.messages import Letter, Receive
@@ -31,6 +32,11 @@ class Matching:
     def __len__(self) -> int:
         """Return the number of receives that wait."""
         return sum(map(len, self._receives.values()))
+
+    @property
+    def waiting(self) -> tuple[dict[_Key, Any], dict[_Key, Any]]:
+        """The receives and the messages that wait, by all that they fit; these dictionaries stay the same."""
+        return self._receives, self._letters
 
     def post(self, receive: Receive) -> None:
         """Let a receive wait for its message."""

@@ -105,6 +105,11 @@ class Operation:
         """Whether it is a receive that has met its message already."""
         return False
 
+    @property
+    def is_served(self) -> bool:
+        """Whether no call of another rank's program need end it."""
+        return False
+
 
 class Send(Operation):
     """A message to a rank.

@@ -14,10 +14,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
+from typing import Any
 
 from oneaccord.calls.engine.waiting import Overdue, checked_wait
 from oneaccord.calls.post.courier import Courier
-from oneaccord.calls.post.messages import Operation, Receive, Send
+from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.calls.post.sorting import NotReady, Sorter
 from oneaccord.contract.backend import LinkLost, Transfer
 from oneaccord.contract.deadline import Deadline
@@ -49,7 +50,13 @@ class PostOffice(Sorter):
         self._slice_s = math.inf
         self._courier = Courier(self, job.runtime)
         self._inside: set[int] = set()
+        self.spun: bool = False
         job.control.counted.answers = lambda: self.has_work
+
+    def open(self, compiled: Any, shorts: Any) -> None:
+        """Let the compiled form of a group's calls use this office; it notes them in ``shorts``."""
+        where = self._inside, self._parked, self._kept, self._owing, self.lanes
+        compiled.open(self, *where, *self.matching.waiting, shorts)
 
     # As a part of the job
 
@@ -107,12 +114,31 @@ class PostOffice(Sorter):
             self.look(operation)
         return True
 
+    def take_on(self, receive: Receive, letter: Letter, data: memoryview, came: int) -> None:
+        """As for `Sorter`; whose thread drives no more then."""
+        try:
+            super().take_on(receive, letter, data, came)
+        finally:
+            self._step_back()
+
     def keep(self, operation: Operation, timeout_s: float) -> None:
         """Drive for an operation that has begun, even if no thread waits for it, until it ends."""
         if not operation.done:
             self._kept[operation] = self._runtime.now() + timeout_s, timeout_s
             operation.kept_by = self._kept
             self._courier.call()
+
+    def stand(self, receive: Receive) -> None:
+        """Drive for a receive that is there for good, until `withdraw`; the end of a group does not wait for it."""
+        self._kept[receive] = math.inf, math.inf
+        receive.kept_by = self._kept
+        self._courier.call()
+
+    def withdraw(self, receive: Receive) -> None:
+        """Drive for a receive no longer; under the lock."""
+        self._kept.pop(receive, None)
+        if self._driver is self._courier:
+            self._interrupt()
 
     # Waiting
 
@@ -210,7 +236,7 @@ class PostOffice(Sorter):
             else:
                 if self._driver is None and self.has_work:
                     self._courier.call()
-                place = self._runtime.place(for_good=False)
+                place = self._runtime.place(for_good=drives and self._runtime.is_simulated)
                 self._parked[place] = test
                 if self._driver is self._courier and not self._runtime.is_simulated:
                     self._interrupt()
@@ -337,6 +363,12 @@ class PostOffice(Sorter):
         """Whether there is something to do although no thread may wait for it."""
         # A copy: other threads change the set under the lock, which those who ask here need not have.
         return bool(self._kept) or any(not line.is_idle for line in tuple(self._owing))
+
+    @property
+    def has_duties(self) -> bool:
+        """Whether there is something to do that ends by itself."""
+        kept = tuple(self._kept.values())
+        return any(until < math.inf for until, _ in kept) or any(not line.is_idle for line in tuple(self._owing))
 
     @property
     def is_driven(self) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from oneaccord.calls.engine.waiting import Overdue
 from oneaccord.calls.failures import again, guarded
-from oneaccord.calls.observed import observed
+from oneaccord.calls.observed import Observation, observed
 from oneaccord.calls.order.call_sequence import CallSequence
-from oneaccord.calls.post.envelopes import RECORD
+from oneaccord.calls.order.counters import counters_of
+from oneaccord.calls.post.account import Account, Kept, about, came
+from oneaccord.calls.post.envelopes import RECORD, opened
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.calls.post.office import NotReady, PostOffice
 from oneaccord.calls.post.requests import Cancelled, Request
@@ -21,24 +23,12 @@ from oneaccord.contract.backend import Damaged, HeaderMismatch, LinkLost
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import POST_CHANNEL
 from oneaccord.control.protocol import Report, Wait
-from oneaccord.control.recorder import Record, Short
+from oneaccord.control.recorder import Record
 from oneaccord.errors import ClosedError
 from oneaccord.job.group_ranks import Members
 from oneaccord.job.job import Job
 
 __all__ = ["PostPath"]
-
-
-class _Kept:
-    """The last calls of a group that were short, for the flight recorder."""
-
-    def __init__(self, kept: int) -> None:
-        self.next: int = 0
-        self.calls: deque[Short] = deque(maxlen=kept)
-
-    def short(self) -> list[Short]:
-        """Return them, the oldest first."""
-        return list(self.calls)
 
 
 class PostPath:
@@ -53,9 +43,13 @@ class PostPath:
     ----------
     office
         The post office of this rank.
+    compiled
+        The compiled form of the group's calls; None if there is none.
     """
 
-    def __init__(self, job: Job, members: Members, call_sequence: CallSequence, plugins: PluginManager) -> None:
+    def __init__(
+        self, job: Job, members: Members, call_sequence: CallSequence, plugins: PluginManager, module: ModuleType | None = None
+    ) -> None:
         self._job = job
         self._members = members
         self._call_sequence = call_sequence
@@ -63,7 +57,10 @@ class PostPath:
         self._runtime = job.runtime
         self._locals = {world: rank for rank, world in enumerate(members.ranks)}
         self._office: PostOffice | None = None
-        self._shorts = _Kept(job.control.recorder.kept)
+        kept = job.control.recorder.kept
+        shorts = None if module is None else counters_of(module, members.channel + 1, call_sequence.counters, kept)
+        self._shorts = Kept(kept, shorts)
+        self.compiled: Any = None
         self.others: tuple[int, ...] = tuple(rank for rank in members.ranks if rank != job.rank)
 
     @property
@@ -73,6 +70,8 @@ class PostPath:
             office = self._job.part(PostOffice)
             self._job.control.counted.tagged[self._members.channel + 1] = self._shorts
             self._office = office
+            if self.compiled is not None:
+                office.open(self.compiled, self._shorts.compiled)
         return self._office
 
     def status_of(self, letter: Letter, status: Status | None = None) -> Status:
@@ -98,25 +97,12 @@ class PostPath:
         if not self._plugins.settled:
             self._plugins.load_extensions()
         if self._plugins.observed:
-            words = str(what)
-            sends = [each for each in operations if isinstance(each, Send)]
-            with observed(
-                self._plugins,
-                self._runtime,
-                self._members,
-                operation=words.partition(" ")[0],
-                sequence=self._call_sequence.messages + 1,
-                nbytes=nbytes,
-                dtype="" if not sends or sends[0].dtype is None else str(sends[0].dtype),
-                call=words,
-            ) as known:
+            with observed(self._plugins, self._runtime, self._members, **self._facts(what, operations, nbytes)) as known:
                 self._call(what, begin, operations, timeout_s, nbytes)
                 for each in operations:
                     if each.error is not None:
                         raise each.error
-                letters = [each.letter for each in operations if isinstance(each, Receive) and each.letter is not None]
-                if letters and not sends:
-                    known.update(nbytes=letters[0].nbytes, dtype="" if letters[0].dtype is None else str(letters[0].dtype))
+                known.update(came(operations))
         elif len(operations) == 1 and not self._runtime.is_simulated and self._office is not None:
             if self._pass_through(what, one):
                 if one.error is not None:
@@ -127,9 +113,22 @@ class PostPath:
             self._call(what, begin, operations, timeout_s, nbytes)
         else:
             self._call(what, begin, operations, timeout_s, nbytes)
+        self.took(operations)
         for each in operations:
             if each.error is not None:
                 raise each.error
+
+    def _facts(self, what: object, operations: Sequence[Operation], nbytes: int, number: int = 0) -> dict[str, Any]:
+        """Return what observers learn of a call when it begins."""
+        words = str(what)
+        first = next((each for each in operations if isinstance(each, Send)), None)
+        return {
+            "operation": words.partition(" ")[0],
+            "sequence": number or self._call_sequence.messages + 1,
+            "nbytes": nbytes,
+            "dtype": "" if first is None or first.dtype is None else str(first.dtype),
+            "call": words,
+        }
 
     def _pass_through(self, what: object, operation: Operation) -> bool:
         """Try the short way of a call; return whether it has ended. If not, `Operation.has_begun` says how far it got."""
@@ -149,6 +148,21 @@ class PostPath:
         self._shorts.calls.append((self._members.channel + 1, number, what, started, self._runtime.now()))
         return True
 
+    def note(self, what: object, started: float) -> None:
+        """Note a call that has ended, and that needed no message."""
+        number = self._call_sequence.count_message()
+        assert self._office is not None
+        self._shorts.calls.append((self._members.channel + 1, number, what, started, self._runtime.now()))
+
+    def send_on(self, what: object, send: Send, gone: int, timeout_s: float) -> None:
+        """Go on with a send that C has begun, of which ``gone`` bytes have left; raises as `run`."""
+        self._call(what, partial(self.office.send_on, send, gone), [send], timeout_s, len(send.data))
+
+    def take_on(self, what: object, receive: Receive, about: bytes, data: memoryview, came: int, timeout_s: float) -> None:
+        """Go on with a receive whose message's opening, ``about`` it, C has taken, and the first bytes of its ``data``; raises as `run`."""
+        letter = Letter(receive.key[1], opened(memoryview(about), receive.key[1]))
+        self._call(what, partial(self.office.take_on, receive, letter, data, came), [receive], timeout_s, 0)
+
     def probe(self, what: object, pattern: Receive, timeout_s: float, *, take: bool) -> Letter:
         """Wait for a message that a receive would meet, and return it; ``take`` it out, so that no other receive meets it."""
         found: list[Letter] = []
@@ -160,7 +174,14 @@ class PostPath:
                     self.office.matching.remove(letter)
             return bool(found)
 
-        self._call(what, lambda: None, [pattern], timeout_s, 0, test)
+        if not self._plugins.settled:
+            self._plugins.load_extensions()
+        if not self._plugins.observed:
+            self._call(what, lambda: None, [pattern], timeout_s, 0, test)
+            return found[0]
+        with observed(self._plugins, self._runtime, self._members, **self._facts(what, [pattern], 0)) as known:
+            self._call(what, lambda: None, [pattern], timeout_s, 0, test)
+            known.update(about(found[0]))
         return found[0]
 
     def look(self, what: object, pattern: Receive, timeout_s: float, *, take: bool) -> Letter | None:
@@ -259,8 +280,10 @@ class PostPath:
                 self._shorts.calls.append((self._members.channel + 1, number, what, started, runtime.now()))
 
     def _begin_all(self, operations: Sequence[Operation]) -> None:
-        office = self.office
+        office, history = self.office, self._runtime.history
         for each in operations:
+            if history is not None and isinstance(each, Send) and not each.is_served:
+                history.gives(self._job.rank, (each.context, self._job.rank, each.peer, each.tag))
             if isinstance(each, Receive):
                 if each.letter is None:
                     office.receive(each)
@@ -268,6 +291,13 @@ class PostPath:
                     office.meet(each, each.letter)
             elif isinstance(each, Send):
                 office.send(each)
+
+    def took(self, operations: Sequence[Operation]) -> None:
+        """Note that the program has the messages of some receives."""
+        history = self._runtime.history
+        for each in operations if history is not None else ():
+            if history is not None and isinstance(each, Receive) and each.letter is not None and not each.is_served:
+                history.takes(self._job.rank, (each.letter.context, each.letter.source, self._job.rank, each.letter.tag))
 
     def _connect(self, operations: Sequence[Operation], timeout_s: float, until: Callable[[], Deadline] | None = None) -> None:
         if until is None:
@@ -290,7 +320,7 @@ class PostPath:
         number = sequence.count_message()
         sequence.check(what, number)
         nbytes = sum(len(each.data) for each in operations if isinstance(each, Send))
-        record = sequence.record_message(what, number, nbytes) if runtime.is_simulated else None
+        account, started = self._account(what, operations, nbytes, number), runtime.now()
         try:
             with office.entered(what):
                 self._connect(operations, timeout_s)
@@ -300,15 +330,43 @@ class PostPath:
                         each.path = self
                         office.keep(each, timeout_s)
                     if request is not None:
-                        request.begin()
+                        self._shorts.running[request] = self._members.channel + 1, number, what, started, 0.0
+                        request.begin(account)
+            if request is None:
+                self._shorts.calls.append((self._members.channel + 1, number, what, started, runtime.now()))
+                if account is not None:
+                    account.end(None, operations)
         except BaseException as error:  # noqa: BLE001 - raised as the first cause
-            deadline = Deadline(timeout_s, runtime.now)
-            guarded(self._job, self._members, number, RECORD, deadline, partial(again, self._told(error, operations)), what)
+            try:
+                deadline = Deadline(timeout_s, runtime.now)
+                guarded(self._job, self._members, number, RECORD, deadline, partial(again, self._told(error, operations)), what)
+            except BaseException as cause:
+                self._shorts.calls.append((self._members.channel + 1, number, what, started, runtime.now()))
+                if account is not None:
+                    account.end(cause, operations)
+                raise
         finally:
-            if record is not None:
-                sequence.end(record)
-            else:
-                self._shorts.calls.append((self._members.channel + 1, number, what, runtime.now(), runtime.now()))
+            if account is not None and account.record is not None:
+                sequence.go_on(account.record)
+
+    def _account(self, what: object, operations: Sequence[Operation], nbytes: int, number: int) -> Account | None:
+        """Let those learn that a call begins that see all of them; None if nobody is there."""
+        if not self._plugins.settled:
+            self._plugins.load_extensions()
+        observation: Observation | None = None
+        if self._plugins.observed:
+            facts = self._facts(what, operations, nbytes, number)
+            observation = Observation(self._plugins, self._runtime, self._members, **facts)
+        elif not self._runtime.is_simulated:
+            return None
+        record = self._call_sequence.record_message(what, number, nbytes) if self._runtime.is_simulated else None
+        return Account(self._call_sequence, observation, record)
+
+    def concluded(self, request: Request[Any], error: BaseException | None, account: Account | None) -> None:
+        """Take note that a request has ended."""
+        self._shorts.end(request, self._runtime.now())
+        if account is not None:
+            account.end(error, request.operations)
 
     def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None) -> None:
         """Wait until some operations have ended, or until a deadline of the caller's; their errors are theirs."""
@@ -390,13 +448,13 @@ class PostPath:
         if office is None:
             return True
         left = office.kept(self._members.number)
-        if not left and not office.has_work:
+        if not left and not office.has_duties:
             return True
         if left:
             self.wait_for(left, deadline)
         else:
             try:
-                office.wait(lambda: not office.has_work, deadline, None, list)
+                office.wait(lambda: not office.has_duties, deadline, None, list)
             except (Overdue, LinkLost, HeaderMismatch, Damaged, NotReady):  # answers that no peer waits for any more
                 return True
         for each in left:
@@ -458,6 +516,8 @@ class PostPath:
         )
 
     def _report(self, record: Record, operations: Sequence[Operation]) -> None:
+        if any(each.is_served and not each.done for each in operations):  # the store cannot know on whose program it depends
+            return
         wait = self._wait(record, operations)
         if wait.awaiting:
             self._job.control.report_wait(record, wait)

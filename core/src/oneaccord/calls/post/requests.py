@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from oneaccord.calls.order.turns import Turns
+from oneaccord.calls.post.account import Account
 from oneaccord.calls.post.messages import Letter, Operation, Receive
 from oneaccord.calls.post.status import Status
 from oneaccord.calls.work import Work
@@ -33,14 +34,25 @@ class Path(Protocol):
     def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None) -> None:
         """Wait until some operations have ended, or until a deadline of the caller's."""
 
+    def concluded(self, request: Any, error: BaseException | None, account: Account | None) -> None:
+        """Take note that a request has ended."""
+
+    def took(self, operations: Sequence[Operation]) -> None:
+        """Note that the program has the messages of some receives."""
+
 
 class Request(Work[T], Generic[T]):
     """The handle of a send or a receive with a tag. No thread waits for it before the program does.
 
     It is a `Work`, and may be given to all that takes one. Requests end in any order.
+
+    Attributes
+    ----------
+    operations
+        Its sends and receives.
     """
 
-    __slots__ = ("_make", "_operations", "_path")
+    __slots__ = ("_account", "_make", "_path", "operations")
 
     def __init__(
         self,
@@ -52,12 +64,13 @@ class Request(Work[T], Generic[T]):
     ) -> None:
         super().__init__("", turns, on_failure_seen)
         self._path = path
-        self._operations = operations
+        self.operations: tuple[Operation, ...] = operations
+        self._account: Account | None = None
         self._make: Callable[[], T] | None = make
 
     @property
     def _what(self) -> str:
-        return " and ".join(str(each.what) for each in self._operations)
+        return " and ".join(str(each.what) for each in self.operations)
 
     @_what.setter
     def _what(self, value: str) -> None:
@@ -66,13 +79,13 @@ class Request(Work[T], Generic[T]):
     @property
     def status(self) -> Status | None:
         """As for `Work`."""
-        receive = self._operations[-1]
+        receive = self.operations[-1]
         return self._path.status_of(receive.letter) if self._ended and isinstance(receive, Receive) and receive.letter else None
 
     def cancel(self) -> bool:
         """As for `Work`."""
-        receive = self._operations[-1]
-        return len(self._operations) == 1 and isinstance(receive, Receive) and self._path.cancel(receive)
+        receive = self.operations[-1]
+        return len(self.operations) == 1 and isinstance(receive, Receive) and self._path.cancel(receive)
 
     def cancelled(self) -> bool:
         """As for `Work`."""
@@ -82,7 +95,7 @@ class Request(Work[T], Generic[T]):
         """Return whether the call has ended, successfully or not. Moves what can be moved now, and never blocks."""
         if not self._ended:
             self._check_process()
-            self._path.poll(self._operations)
+            self._path.poll(self.operations)
         return super().done()
 
     def exception(self) -> BaseException | None:
@@ -92,17 +105,22 @@ class Request(Work[T], Generic[T]):
                 self._finish(None)
         return super().exception()
 
-    def begin(self) -> None:
-        """Take note of the operations that have ended at once; under the lock of the office."""
-        for each in self._operations:
+    def begin(self, account: Account | None) -> None:
+        """Take note of the operations that have ended at once; under the lock of the office. Those of the ``account`` learn of its end."""
+        self._account = account
+        for each in self.operations:
             each.request = self
         self.end()
 
     def end(self) -> None:
         """Take note that an operation has ended; under the lock of the office."""
-        if self._ended or not all(each.done for each in self._operations):
+        if self._ended or not all(each.done for each in self.operations):
             return
-        self._error = next((each.error for each in self._operations if each.error is not None), None)
+        self._error = next((each.error for each in self.operations if each.error is not None), None)
+        if self._error is None:
+            self._path.took(self.operations)
+        account, self._account = self._account, None
+        self._path.concluded(self, self._error, account)
         self._conclude()
 
     def _finish(self, deadline: Deadline | None) -> T:
@@ -123,12 +141,12 @@ class Request(Work[T], Generic[T]):
 
     def _ends_by(self, deadline: Deadline | None) -> bool:
         self._check_process()
-        self._path.wait_for(self._operations, deadline)
+        self._path.wait_for(self.operations, deadline)
         return self._ended
 
     def _expect_end(self) -> None:
         """Let the office move it while this thread waits for several works."""
-        self._path.poll(self._operations)
+        self._path.poll(self.operations)
 
 
 class Cancelled(UsageError):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,8 @@ class Sorter:
         Protects all that follows.
     matching
         The receives and messages that wait for each other.
+    lanes
+        What the compiled executor needs of the lines to other ranks.
     """
 
     def __init__(self, job: Job) -> None:
@@ -73,6 +76,7 @@ class Sorter:
         self._runtime = job.runtime
         self._transport: Transport | None = None
         self._lines: dict[int, Line] = {}
+        self.lanes: dict[int, Any] = {}
         self._connecting = threading.Lock()
         self._numbers = 0
         self._unanswered: dict[int, Send] = {}
@@ -101,14 +105,20 @@ class Sorter:
         with self._connecting:
             if peer in self._lines:
                 return
-            line = Line(self._rank, peer, transport, mailbox_of(transport, peer, OPENING_BYTES), self._opened)
+            box = mailbox_of(transport, peer, OPENING_BYTES)
+            sent, taken, begun, met = (Tally() if box.compiled is None else box.compiled.Counters(kept=1) for _ in range(4))
+            line = Line(self._rank, peer, transport, box, self._opened, sent, taken)
             allowed = transport.eager_bytes
             line.most = min(line.most, _EAGER_BYTES) if allowed is None else allowed
             counted = self._job.control.counted
-            counted.sends.setdefault(POST_CHANNEL, {})[peer] = line.sent
-            counted.receives.setdefault(POST_CHANNEL, {})[peer] = line.taken
+            counted.sends.setdefault(POST_CHANNEL, {})[peer] = sent
+            counted.receives.setdefault(POST_CHANNEL, {})[peer] = taken
             with self.lock:
+                self._begun[peer], self._met[peer] = begun, met
                 self._lines[peer] = line
+                line.lane = line.compiled(begun, met)
+                if line.lane is not None:
+                    self.lanes[peer] = line.lane
             self._interrupt()
 
     def counts(self, peer: int) -> tuple[int, int]:
@@ -137,6 +147,15 @@ class Sorter:
             line.push(head, send.data, None if answered else send.finish)
         if line.outgoing is not None and self._driver is not None:
             self._interrupt()
+
+    def send_on(self, send: Send, gone: int) -> None:
+        """Go on with a send that C has begun, of which ``gone`` bytes have left."""
+        self._lines[send.peer].go_on(send.data[gone:], send.finish)
+
+    def take_on(self, receive: Receive, letter: Letter, data: memoryview, came: int) -> None:
+        """Go on with a message whose opening C has taken, with the first bytes of its ``data``; that it drives no more is for the caller to say."""
+        receive.letter, letter.receive = letter, receive
+        self._lines[letter.source].take_rest(data[came:], partial(self._complete, letter, receive, data))
 
     def _to_self(self, send: Send) -> None:
         about = Envelope(send.context, EAGER, send.flags, send.tag, 0, len(send.data), send.dtype, send.shape, "", 0)
