@@ -54,7 +54,7 @@ def ready(
     """Connect, and return a schedule ready to be carried out."""
     links, peers = Links(transport), peers_of(schedule, ranks)
     links.connect(peers, lambda: Deadline(5))
-    boxes = links.mailboxes(peers)
+    boxes, *_ = links.mailboxes(peers)
     slot_bytes = min((len(box.outgoing[0]) for box in boxes.values()), default=0)
     program = compiled(
         schedule,

@@ -16,6 +16,7 @@ class Ring:
     _room: int
     next_out: int
     next_in: int
+    _lending: int
     c_mailbox: object
 
     def __init__(
@@ -33,7 +34,22 @@ class Ring:
         fenced: bool,
         tries: int,
         spin_s: float,
+        extent_at: int,
+        pid: int,
+        pledge_at: int,
+        token: bytes,
+        lent_bytes: int,
     ) -> None: ...
+    def lend_whole(
+        self, header: bytes, payload: _Memory, /
+    ) -> int: ...  # Send a message from the memory where it lies; return its number.
+    def help_peer(
+        self,
+    ) -> bool: ...  # Copy a part of the lent message, if the peer is there and one is left; return whether it did.
+    def draw_parts(
+        self, payload: _Memory, /
+    ) -> int: ...  # Copy parts of the lent message that has come; return how many bytes are here, -1 if it is lost.
+    def revoke_parts(self) -> None: ...  # Let the peer write no more of the message that it lends.
     def post_short(
         self, header: _Memory, /
     ) -> bool: ...  # Send what is in slot ``next_out``; return whether the next one is free.

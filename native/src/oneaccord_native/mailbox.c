@@ -20,6 +20,10 @@ static _Thread_local unsigned shared; /* how many times in a row that was so */
 
 bool releases_next(const Looks *looks, const Patience *patience) { return !patience->released && (!looks->tries || shared >= ENOUGH); }
 
+void patience_begin(Patience *patience) {
+    if (!patience->released) patience->released = PyEval_SaveThread();
+}
+
 bool look_again(const Mailbox *box, Looks *looks, Patience *patience) {
     if (looks->tries && shared < ENOUGH) {
         --looks->tries;
@@ -28,7 +32,7 @@ bool look_again(const Mailbox *box, Looks *looks, Patience *patience) {
 #endif
         return true;
     }
-    if (!patience->released) patience->released = PyEval_SaveThread();
+    patience_begin(patience);
     double now = now_s();
     if (looks->until == 0.0)
         looks->until = now + box->spin_s;
@@ -71,13 +75,69 @@ const unsigned char *mailbox_fetch(const Mailbox *box, const unsigned char *head
     }
 }
 
+/* A call that copies for longer looks around in Python. */
+#define LONGEST_S 0.2
+#define SHORT_BYTES ((size_t)512 << 10) /* copied without letting go of the interpreter's lock */
+
+/* Do something again and again until it is done, for a moment after the last part. */
+static bool in_parts(const Mailbox *box, oneaccord_answer (*ask)(const Mailbox *box, void *of), void *of, Patience *patience) {
+    Looks looks = {box->tries, 0.0};
+    double until = 0.0;
+    for (;;) {
+        switch (ask(box, of)) {
+        case ONEACCORD_YES:
+            return true;
+        case ONEACCORD_PART:
+            looks = (Looks){box->tries, 0.0};
+            if (until == 0.0)
+                until = now_s() + LONGEST_S;
+            else if (now_s() > until)
+                return false;
+            break;
+        case ONEACCORD_NOT_YET:
+            if (look_again(box, &looks, patience)) break;
+            return false;
+        default:
+            return false;
+        }
+    }
+}
+
+static oneaccord_answer ask_lent(const Mailbox *box, void *Py_UNUSED(of)) { return box->lent(box->mailbox); }
+
+bool mailbox_lent(const Mailbox *box, Patience *patience) {
+    return box->nbytes < sizeof(Mailbox) || !box->lent || in_parts(box, ask_lent, NULL, patience);
+}
+
+typedef struct {
+    const unsigned char *header;
+    unsigned char *into;
+    size_t nbytes;
+} Wanted;
+
+static oneaccord_answer ask_borrow(const Mailbox *box, void *of) {
+    const Wanted *wanted = of;
+    return box->borrow(box->mailbox, wanted->header, wanted->into, wanted->nbytes);
+}
+
+bool mailbox_borrow(const Mailbox *box, const unsigned char *header, unsigned char *into, size_t nbytes, Patience *patience) {
+    Wanted wanted = {header, into, nbytes};
+    box->release(box->mailbox);
+    if (nbytes > SHORT_BYTES) patience_begin(patience);
+    return in_parts(box, ask_borrow, &wanted, patience);
+}
+
+bool mailbox_lends(const Mailbox *box, size_t nbytes) {
+    return box->nbytes >= sizeof(Mailbox) && box->lend && box->lent_bytes && nbytes > box->lent_bytes;
+}
+
 const Mailbox *mailbox_of(PyObject *object) {
     PyObject *capsule = PyObject_GetAttrString(object, "c_mailbox");
     if (!capsule) return NULL;
     const Mailbox *box = PyCapsule_GetPointer(capsule, ONEACCORD_MAILBOX);
     Py_DECREF(capsule);
     if (!box) return NULL;
-    if (box->nbytes >= sizeof(Mailbox) && box->room && box->slot && box->post && box->release && box->poll && box->payload && box->take) return box;
+    if (box->nbytes >= offsetof(Mailbox, lent_bytes) && box->room && box->slot && box->post && box->release && box->poll && box->payload && box->take) return box;
     PyErr_SetString(PyExc_ValueError, "c_mailbox has members that are missing: see oneaccord_native/mailbox.h");
     return NULL;
 }

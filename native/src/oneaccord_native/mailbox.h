@@ -49,6 +49,18 @@ typedef struct {
     const unsigned char *(*payload)(void *mailbox);
     /* Count the message that has come as received. Until then, Python's `fetch` may still fetch it. */
     void (*take)(void *mailbox);
+
+    /* Long messages, which are copied from where they lie to where they go. A mailbox without them ends here, or has 0 and NULL. */
+
+    size_t lent_bytes; /* messages of more bytes are lent, unless they are to be reduced; the receiver must ask with `borrow` for them */
+    /* Send a message from memory that stays as it is until `lent` answers ONEACCORD_YES, when there is room. ONEACCORD_NOT_YET while another one is lent;
+       ONEACCORD_UNUSUAL, with nothing sent, for memory that cannot be lent. The object's `unsent` returns what finishes it. */
+    oneaccord_answer (*lend)(void *mailbox, const unsigned char *header, const unsigned char *payload, size_t nbytes);
+    /* Whether the peer has all of the message that was lent last. ONEACCORD_PART if a part was moved meanwhile. */
+    oneaccord_answer (*lent)(void *mailbox);
+    /* Receive the next message into memory, and count it as received: ONEACCORD_YES when all of it is there, ONEACCORD_PART when a part is. ONEACCORD_UNUSUAL for
+       another header, and for a message that came in another way. Python's `recv` may continue it, into the same memory. */
+    oneaccord_answer (*borrow)(void *mailbox, const unsigned char *header, unsigned char *into, size_t nbytes);
 } oneaccord_mailbox;
 
 #endif

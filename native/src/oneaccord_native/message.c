@@ -45,8 +45,8 @@ static size_t first_of(const Port *port, const Kind *kind) {
 
 static int rest_init(Rest *rest, const Port *port, const Kind *kind, PyObject *header) {
     rest->nbytes = kind->nbytes - first_of(port, kind);
-    if (rest->nbytes > port->box->slot_bytes || PyBytes_Size(header) != (rest->nbytes ? HEADER_BYTES : 0)) {
-        PyErr_SetString(PyExc_ValueError, "what follows the opening has a header, and goes into a slot");
+    if ((rest->nbytes > port->box->slot_bytes && !mailbox_lends(port->box, rest->nbytes)) || PyBytes_Size(header) != (rest->nbytes ? HEADER_BYTES : 0)) {
+        PyErr_SetString(PyExc_ValueError, "what follows the opening has a header, and goes into a slot or is lent");
         return -1;
     }
     if (rest->nbytes) memcpy(rest->header, PyBytes_AsString(header), HEADER_BYTES);
@@ -62,6 +62,15 @@ typedef struct {
     uint64_t tag;
     bool stale; /* the two ends may have forgotten the tag */
 } Send;
+
+/* Wait a moment until the peer has what was lent, and the next message can be posted. */
+static bool is_sent(const Send *send) {
+    const Mailbox *box = send->port.box;
+    Patience patience = {NULL};
+    bool sent = mailbox_lent(box, &patience);
+    patience_end(&patience);
+    return sent && box->room(box->mailbox) == ONEACCORD_YES;
+}
 
 /* Post a message; return how far it got. */
 static How send_post(Send *send, PyArrayObject *array, uint64_t number, Py_ssize_t *step) {
@@ -81,6 +90,10 @@ static How send_post(Send *send, PyArrayObject *array, uint64_t number, Py_ssize
     bool more = box->room(box->mailbox) == ONEACCORD_YES;
     *step = rest->nbytes ? OPENED : OVER;
     if (!more || !rest->nbytes) return more ? ENDED : STOPPED_AT;
+    if (mailbox_lends(box, rest->nbytes)) {
+        if (box->lend(box->mailbox, rest->header, data + first, rest->nbytes) == ONEACCORD_YES) *step = OVER;
+        return STOPPED_AT; /* the caller waits until the peer has it */
+    }
     if (box->post(box->mailbox, rest->header, data + first, rest->nbytes) != ONEACCORD_YES) return STOPPED_AT;
     *step = OVER;
     return box->room(box->mailbox) == ONEACCORD_YES ? ENDED : STOPPED_AT;
@@ -91,7 +104,9 @@ static How send_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject *
     if (send->stale || out != Py_None || !PyArray_IS_C_CONTIGUOUS(array) || !counters_take(fast->counters)) return SLOW_PATH;
     *number = counters_begin(fast->counters, fast->what);
     *result = Py_NewRef(Py_None);
-    return send_post(send, array, *number, step);
+    How how = send_post(send, array, *number, step);
+    if (how == STOPPED_AT && *step == OVER && mailbox_lends(send->port.box, send->rest.nbytes) && is_sent(send)) return ENDED;
+    return how;
 }
 
 static int send_init(Send *self, PyObject *args, PyObject *kwargs) {
@@ -199,6 +214,12 @@ static How recv_fetch(Recv *recv, PyObject *out, PyObject **result, uint64_t num
     size_t nbytes = known->rest.nbytes;
     memcpy(header, known->rest.header, HEADER_BYTES); /* while it waits, another thread may let it know other kinds */
     memcpy(header + port->number_at, &number, 8);
+    if (mailbox_lends(port->box, nbytes)) {
+        Patience patience = {NULL};
+        bool came = mailbox_borrow(port->box, header, (unsigned char *)data + first, nbytes, &patience);
+        patience_end(&patience);
+        return came ? ENDED : STOPPED_AT;
+    }
     const unsigned char *rest = fetched(port->box, header, nbytes);
     if (!rest) return STOPPED_AT;
     memcpy(data + first, rest, nbytes);
@@ -305,11 +326,18 @@ static void give(Fast *fast) {
     Py_XDECREF(done);
 }
 
+static bool overlap(PyArrayObject *one, PyArrayObject *other) {
+    const char *first = PyArray_BYTES(one), *second = PyArray_BYTES(other);
+    return first < second + PyArray_NBYTES(other) && second < first + PyArray_NBYTES(one);
+}
+
 static How exchange_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
     Exchange *both = (Exchange *)fast;
     Fast *send = &both->send->fast;
     if (both->send->stale || !PyArray_IS_C_CONTIGUOUS(array) || send->counters == fast->counters) return SLOW_PATH;
     if (out != Py_None && !(PyArray_CheckExact(out) && PyArray_ISCARRAY((PyArrayObject *)out))) return SLOW_PATH;
+    /* What is lent is read while the other array comes. */
+    if (out != Py_None && mailbox_lends(both->send->port.box, both->send->rest.nbytes) && overlap(array, (PyArrayObject *)out)) return SLOW_PATH;
     if (send->counters->busy || !counters_take(fast->counters)) return SLOW_PATH;
     counters_take(send->counters);
     uint64_t sent = counters_begin(send->counters, fast->what);
@@ -320,6 +348,7 @@ static How exchange_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObje
     if (posted == ENDED || steps[0] == OVER) {
         if (recv_fetch(both->recv, out, result, *number, &steps[1]) == ENDED) {
             steps[1] = DONE;
+            if (posted != ENDED && mailbox_lends(both->send->port.box, both->send->rest.nbytes) && is_sent(both->send)) posted = ENDED;
             if (posted == ENDED) {
                 give(send);
                 return ENDED;

@@ -35,6 +35,7 @@ typedef struct {
 } Patience;
 
 double now_s(void);
+void patience_begin(Patience *patience); /* let go of the interpreter's lock */
 void patience_end(Patience *patience);
 /* Return the C form of a mailbox, a borrowed pointer; NULL with an error if it has none. */
 const Mailbox *mailbox_of(PyObject *object);
@@ -52,6 +53,13 @@ typedef struct {
 bool releases_next(const Looks *looks, const Patience *patience);
 /* Return whether to look once more: first at once, then without the interpreter's lock, giving way to others, until the time is up. */
 bool look_again(const Mailbox *box, Looks *looks, Patience *patience);
+
+/* Whether a message of that length is lent. */
+bool mailbox_lends(const Mailbox *box, size_t nbytes);
+/* Wait a moment until the peer has the message that was lent; return whether it has. */
+bool mailbox_lent(const Mailbox *box, Patience *patience);
+/* Wait a moment for the next message, which the peer lends, and copy it; return whether all of it is there, and taken. */
+bool mailbox_borrow(const Mailbox *box, const unsigned char *header, unsigned char *into, size_t nbytes, Patience *patience);
 
 /* The turn and the numbers of calls that run one after the other: oneaccord.calls.order.counters. */
 typedef struct {

@@ -1,11 +1,12 @@
-/* The interpreter of programs (oneaccord.calls.engine.program) whose messages are all short.
+/* The interpreter of programs (oneaccord.calls.engine.program) whose messages are all short, or lent and not reduced.
 
    It does what oneaccord.calls.engine.execute does, step by step, and hands anything unusual back to Python: a message that does not come for a while,
    another header, a broken connection. Python continues from that step, waits, and raises the error. So nothing here can fail, and an
    error has one form. */
 #include "native.h"
 
-enum { SEND, RECV, RECV_RIGHT, RECV_LEFT, REDUCE, COPY };
+enum { SEND, RECV, RECV_RIGHT, RECV_LEFT, REDUCE, COPY, WAIT, LONG_SEND, LONG_RECV };
+#define LONG_COPY ((size_t)512 << 10) /* longer ones are made without the interpreter's lock */
 enum { INPUT, OUTPUT, WORK };
 
 typedef struct {
@@ -18,6 +19,7 @@ typedef struct {
     int kind;
     PyObject *object; /* the mailbox, whose C form is `box` */
     const Mailbox *box;
+    size_t way; /* of long sends, and what waits for them: which mailbox that is */
     size_t nbytes;
     unsigned number_at; /* where the number of the call stands in the header */
     unsigned operand[3];
@@ -29,6 +31,7 @@ struct Program {
     Step *steps;
     Operand *operands;
     size_t count, operand_count, itemsize;
+    unsigned *sent; /* for each way, how many long messages were sent in this call */
     PyObject *ufunc; /* whose loop the kernel is, or the kernel itself; NULL where nothing is reduced */
     Kernel kernel;
     const Low *low;
@@ -41,6 +44,7 @@ static void program_dealloc(Program *self) {
     PyObject_GC_UnTrack(self);
     for (size_t i = 0; i < self->count; i++) Py_XDECREF(self->steps[i].object);
     PyMem_Free(self->steps);
+    PyMem_Free(self->sent);
     PyMem_Free(self->operands);
     Py_XDECREF(self->ufunc);
     if (self->work.obj) PyBuffer_Release(&self->work);
@@ -69,18 +73,22 @@ static int read_step(Program *self, Step *step, PyObject *given) {
     if (!PyArg_ParseTuple(given, "iOSSnIII", &step->kind, &box, &head, &tail, &nbytes, &step->operand[0], &step->operand[1], &step->operand[2]))
         return -1;
     Py_ssize_t head_bytes = PyBytes_Size(head), tail_bytes = PyBytes_Size(tail);
-    if (step->kind < SEND || step->kind > COPY || nbytes < 0) return refuse("a step of another kind");
+    if (step->kind < SEND || step->kind > LONG_RECV || nbytes < 0) return refuse("a step of another kind");
     for (int i = 0; i < 3; i++)
-        if (step->operand[i] >= self->operand_count) return refuse("a step names an operand that is not there");
+        if (step->operand[i] >= self->operand_count && (step->kind != WAIT || i)) return refuse("a step names an operand that is not there");
     step->nbytes = (size_t)nbytes;
-    if (step->kind >= REDUCE) return 0;
+    if (step->kind == REDUCE || step->kind == COPY) return 0;
+    if (!(step->box = mailbox_of(box))) return -1;
+    step->object = Py_NewRef(box);
+    /* The first step with this mailbox names the way. */
+    while (self->steps[step->way].box != step->box) step->way++;
+    if (step->kind == WAIT) return 0;
     if (head_bytes + 8 + tail_bytes != HEADER_BYTES) return refuse("a header of another size");
     memcpy(step->header, PyBytes_AsString(head), (size_t)head_bytes);
     memcpy(step->header + head_bytes + 8, PyBytes_AsString(tail), (size_t)tail_bytes);
     step->number_at = (unsigned)head_bytes;
-    if (!(step->box = mailbox_of(box))) return -1;
-    step->object = Py_NewRef(box);
-    if (step->nbytes > step->box->slot_bytes) return refuse("a message that is longer than a slot");
+    bool lent = step->kind >= LONG_SEND && mailbox_lends(step->box, step->nbytes);
+    if (step->nbytes > step->box->slot_bytes && !lent) return refuse("a message that is longer than a slot");
     return 0;
 }
 
@@ -109,7 +117,8 @@ static int program_init(Program *self, PyObject *args, PyObject *kwargs) {
     size_t count = (size_t)PyTuple_Size(steps);
     self->operands = PyMem_Calloc(self->operand_count + 1, sizeof(Operand));
     self->steps = PyMem_Calloc(count + 1, sizeof(Step));
-    if (!self->operands || !self->steps) {
+    self->sent = PyMem_Calloc(count + 1, sizeof(unsigned));
+    if (!self->operands || !self->steps || !self->sent) {
         PyErr_NoMemory();
         return -1;
     }
@@ -168,6 +177,7 @@ static Outcome apply(const Call *call, const Step *step, const unsigned char *ca
     unsigned char *first = at(call, step->operand[0], &nbytes);
     switch (step->kind) {
     case RECV:
+    case LONG_RECV:
         if (step->nbytes) memcpy(first, came, step->nbytes);
         break;
     case RECV_RIGHT:
@@ -183,14 +193,36 @@ static Outcome apply(const Call *call, const Step *step, const unsigned char *ca
     return MOVED;
 }
 
+/* Send a message: a long one is lent where that can be, when the peer has the one before it. */
+static Outcome send(const Call *call, Step *step, Patience *patience) {
+    const Mailbox *box = step->box;
+    size_t ignored;
+    const unsigned char *payload = at(call, step->operand[0], &ignored);
+    oneaccord_answer answer;
+    if (!mailbox_room(box, patience)) return STOPPED;
+    if (step->kind == LONG_SEND && mailbox_lends(box, step->nbytes)) {
+        if (!mailbox_lent(box, patience)) return STOPPED;
+        answer = box->lend(box->mailbox, step->header, payload, step->nbytes);
+    } else {
+        answer = box->post(box->mailbox, step->header, payload, step->nbytes);
+    }
+    if (answer != ONEACCORD_YES) return STOPPED;
+    if (step->kind == LONG_SEND) call->program->sent[step->way]++;
+    return MOVED;
+}
+
 static Outcome carry_out(const Call *call, Step *step, uint64_t number, Patience *patience) {
     const Mailbox *box = step->box;
-    memcpy(step->header + step->number_at, &number, 8);
-    if (step->kind == SEND) {
-        size_t ignored;
-        if (!mailbox_room(box, patience)) return STOPPED;
-        return box->post(box->mailbox, step->header, at(call, step->operand[0], &ignored), step->nbytes) == ONEACCORD_YES ? MOVED : STOPPED;
+    size_t ignored;
+    if (step->kind == WAIT) {
+        /* All but the last long message have been sent, and that as well if it is not lent any more. */
+        if (call->program->sent[step->way] > step->operand[0]) return MOVED;
+        return mailbox_lent(box, patience) ? MOVED : STOPPED;
     }
+    memcpy(step->header + step->number_at, &number, 8);
+    if (step->kind == SEND || step->kind == LONG_SEND) return send(call, step, patience);
+    if (step->kind == LONG_RECV && mailbox_lends(box, step->nbytes))
+        return mailbox_borrow(box, step->header, at(call, step->operand[0], &ignored), step->nbytes, patience) ? MOVED : STOPPED;
     const unsigned char *came = mailbox_fetch(box, step->header, step->nbytes, patience);
     if (!came || apply(call, step, came) == STOPPED) return STOPPED;
     box->take(box->mailbox);
@@ -200,8 +232,12 @@ static Outcome carry_out(const Call *call, Step *step, uint64_t number, Patience
 /* Wait a moment until each mailbox that a message went to has room again. A rank that only sends, such as the root of a broadcast, is often so far
    ahead of the others that there is none. */
 static bool is_over(const Program *program, Patience *patience) {
-    for (size_t i = 0; i < program->count; i++)
-        if (program->steps[i].kind == SEND && !mailbox_room(program->steps[i].box, patience)) return false;
+    for (size_t i = 0; i < program->count; i++) {
+        const Step *step = &program->steps[i];
+        if (step->kind != SEND && step->kind != LONG_SEND) continue;
+        if (step->kind == LONG_SEND && mailbox_lends(step->box, step->nbytes) && !mailbox_lent(step->box, patience)) return false;
+        if (!mailbox_room(step->box, patience)) return false;
+    }
     return true;
 }
 
@@ -218,10 +254,12 @@ static Py_ssize_t carry(Program *self, Call *call, uint64_t number) {
         if (!operand->whole && operand->offset + operand->nbytes > call->size[operand->memory]) return 0;
     }
     Patience patience = {NULL};
+    memset(self->sent, 0, (self->count + 1) * sizeof(unsigned));
     size_t i = 0;
     for (; i < self->count; i++) {
         Step *step = &self->steps[i];
-        if (step->kind >= REDUCE) {
+        if (step->kind == REDUCE || step->kind == COPY) {
+            if (step->kind == COPY && self->operands[step->operand[0]].nbytes > LONG_COPY) patience_begin(&patience);
             if (apply(call, step, NULL) == STOPPED) break;
             continue;
         }

@@ -4,26 +4,9 @@
    emptied. Labels hold a header of 64 bytes, then the number. Numbers are stored with release and read with acquire, so the order also holds on
    machines that reorder stores. A rank that goes to sleep passes a barrier that all ranks pass with it (oneaccord_shm.bell), so a look at the
    sleepers needs no fence here, unless the system has no such barrier. */
-#include "native.h"
+#include "ring.h"
 
-/* The two rings of oneaccord_shm.link, whose words both forms read and write. */
-typedef struct {
-    PyObject_HEAD
-    Mailbox mailbox;
-    uint64_t sent, received, room; /* slots that were filled, read, and may be filled */
-    uint64_t next_out, next_in;
-    unsigned char *out, *into;
-    uint64_t slots, labels, payloads, line, number_at;
-    const _Atomic uint64_t *sleepers;
-    bool fenced;
-    Py_buffer views[3]; /* out, into, sleepers: held as long as this lives */
-    int held;
-    PyObject *ring; /* wakes the peer's sleepers */
-} Ring;
-
-static _Atomic uint64_t *word(unsigned char *memory, uint64_t at) { return (_Atomic uint64_t *)(void *)(memory + at); }
-
-static void publish(Ring *ring, _Atomic uint64_t *where, uint64_t value) {
+void ring_publish(Ring *ring, _Atomic uint64_t *where, uint64_t value) {
     atomic_store_explicit(where, value, memory_order_release);
     if (ring->fenced)
         atomic_thread_fence(memory_order_seq_cst);
@@ -39,13 +22,13 @@ static void publish(Ring *ring, _Atomic uint64_t *where, uint64_t value) {
     PyGILState_Release(held);
 }
 
-static bool has_room(Ring *ring) {
+bool ring_has_room(Ring *ring) {
     if (ring->sent >= ring->room)
         ring->room = atomic_load_explicit(word(ring->out, 0), memory_order_acquire) + ring->slots;
     return ring->sent < ring->room;
 }
 
-static oneaccord_answer room(void *mailbox) { return has_room(mailbox) ? ONEACCORD_YES : ONEACCORD_NOT_YET; }
+static oneaccord_answer room(void *mailbox) { return ring_has_room(mailbox) ? ONEACCORD_YES : ONEACCORD_NOT_YET; }
 
 static unsigned char *slot(void *mailbox) {
     const Ring *ring = mailbox;
@@ -59,24 +42,22 @@ static oneaccord_answer post(void *mailbox, const unsigned char *header, const u
     memcpy(label, header, HEADER_BYTES);
     ring->sent++;
     ring->next_out = ring->next_out + 1 == ring->slots ? 0 : ring->next_out + 1;
-    publish(ring, word(label, ring->number_at), ring->sent);
+    ring_publish(ring, word(label, ring->number_at), ring->sent);
     return ONEACCORD_YES;
 }
 
 static void release(void *mailbox) {
     Ring *ring = mailbox;
-    publish(ring, word(ring->into, 0), ring->received);
+    ring_publish(ring, word(ring->into, 0), ring->received);
 }
 
-static unsigned char *label_in(const Ring *ring) { return ring->into + ring->labels + ring->received % ring->slots * ring->line; }
-
-static bool arrived(const Ring *ring) {
+bool ring_arrived(const Ring *ring) {
     return atomic_load_explicit(word(label_in(ring), ring->number_at), memory_order_acquire) == ring->received + 1;
 }
 
 static oneaccord_answer poll(void *mailbox, const unsigned char *header, size_t Py_UNUSED(nbytes)) {
     const Ring *ring = mailbox;
-    if (!arrived(ring)) return ONEACCORD_NOT_YET;
+    if (!ring_arrived(ring)) return ONEACCORD_NOT_YET;
     return memcmp(label_in(ring), header, HEADER_BYTES) ? ONEACCORD_UNUSUAL : ONEACCORD_YES;
 }
 
@@ -95,14 +76,16 @@ static void take(void *mailbox) {
 
 static int ring_init(Ring *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"out",     "into",   "sleepers", "ring",  "slots",  "slot_bytes", "labels",
-                            "payloads", "line",   "number_at", "fenced", "tries", "spin_s",     NULL};
-    PyObject *out, *into, *sleepers, *ring;
+                            "payloads", "line",   "number_at", "fenced", "tries", "spin_s",     "extent_at", "pid", "pledge_at", "token", "lent_bytes", NULL};
+    PyObject *out, *into, *sleepers, *ring, *token;
+    unsigned long long extent_at, pledge_at, lent_bytes;
+    long pid;
     unsigned long long slots, slot_bytes, labels, payloads, line, number_at;
     int fenced;
     unsigned tries;
     double spin_s;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOKKKKKKpId", names, &out, &into, &sleepers, &ring, &slots, &slot_bytes, &labels,
-                                     &payloads, &line, &number_at, &fenced, &tries, &spin_s))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOKKKKKKpIdKlKSK", names, &out, &into, &sleepers, &ring, &slots, &slot_bytes, &labels,
+                                     &payloads, &line, &number_at, &fenced, &tries, &spin_s, &extent_at, &pid, &pledge_at, &token, &lent_bytes))
         return -1;
     if (self->held) {
         PyErr_SetString(PyExc_RuntimeError, "a ring is made once");
@@ -114,7 +97,7 @@ static int ring_init(Ring *self, PyObject *args, PyObject *kwargs) {
         self->held = i + 1;
     }
     uint64_t needed = payloads + slots * slot_bytes;
-    if (!slots || number_at + 8 > line || number_at % 8 || line % 8 || labels % 8 || labels + slots * line > payloads ||
+    if (!slots || number_at + 8 > line || extent_at + LENDING_BYTES > line || extent_at % 8 || PyBytes_Size(token) != TOKEN_BYTES || number_at % 8 || line % 8 || labels % 8 || labels + slots * line > payloads ||
         (uint64_t)self->views[0].len < needed || (uint64_t)self->views[1].len < needed || self->views[2].len < 8) {
         PyErr_SetString(PyExc_ValueError, "these are no rings");
         return -1;
@@ -128,8 +111,13 @@ static int ring_init(Ring *self, PyObject *args, PyObject *kwargs) {
     self->line = line;
     self->number_at = number_at;
     self->fenced = fenced;
+    self->extent_at = extent_at;
+    self->pid = (pid_t)pid;
+    self->pledge_at = pledge_at;
+    memcpy(self->token, PyBytes_AsString(token), TOKEN_BYTES);
     self->ring = Py_NewRef(ring);
-    self->mailbox = (Mailbox){sizeof(Mailbox), self, (size_t)slot_bytes, tries, spin_s, room, slot, post, release, poll, payload, take};
+    self->mailbox = (Mailbox){sizeof(Mailbox), self, (size_t)slot_bytes, tries, spin_s, room, slot, post, release, poll, payload, take,
+                              (size_t)lent_bytes, ring_lend, ring_lent, ring_borrow};
     return 0;
 }
 
@@ -168,7 +156,7 @@ static PyObject *py_post(Ring *self, PyObject *header) {
     if (header_of(header, &view) < 0) return NULL;
     post(self, view.buf, NULL, 0);
     PyBuffer_Release(&view);
-    return PyBool_FromLong(has_room(self));
+    return PyBool_FromLong(ring_has_room(self));
 }
 
 static PyObject *py_fetch(Ring *self, PyObject *header) {
@@ -178,7 +166,7 @@ static PyObject *py_fetch(Ring *self, PyObject *header) {
     bool came = mailbox_fetch(&self->mailbox, view.buf, 0, &patience);
     patience_end(&patience);
     /* A message that came since is the right one, and comes with the next call. */
-    int answer = came ? 1 : arrived(self) && memcmp(label_in(self), view.buf, HEADER_BYTES) ? -1 : 0;
+    int answer = came ? 1 : ring_arrived(self) && memcmp(label_in(self), view.buf, HEADER_BYTES) ? -1 : 0;
     PyBuffer_Release(&view);
     if (came) take(self);
     return PyLong_FromLong(answer);
@@ -189,6 +177,10 @@ static PyObject *c_mailbox(PyObject *self, void *Py_UNUSED(closure)) { return ma
 static PyMethodDef ring_methods[] = {
     {"post_short", (PyCFunction)py_post, METH_O, "Send what is in slot `next_out`; return whether the next one is free."},
     {"fetch_short", (PyCFunction)py_fetch, METH_O, "Wait a moment for the next short message: 1 it came, 0 not yet, -1 with another header."},
+    {"lend_whole", (PyCFunction)ring_py_lend, METH_VARARGS, "lend_whole(header, payload): send a message from the memory where it lies; return its number."},
+    {"help_peer", (PyCFunction)ring_py_help, METH_NOARGS, "Copy a part of the lent message, if the peer is there and there is one left; return whether it did."},
+    {"draw_parts", (PyCFunction)ring_py_draw, METH_VARARGS, "draw_parts(payload): copy parts of the lent message that has come; return how many bytes are here, -1 if it is lost."},
+    {"revoke_parts", (PyCFunction)ring_py_revoke, METH_NOARGS, "Let the peer write no more of the message that it lends."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -200,7 +192,8 @@ static PyGetSetDef ring_attributes[] = {
 static PyMemberDef ring_members[] = {
     {"_sent", T_ULONGLONG, offsetof(Ring, sent), 0, NULL},         {"_received", T_ULONGLONG, offsetof(Ring, received), 0, NULL},
     {"_room", T_ULONGLONG, offsetof(Ring, room), 0, NULL},         {"next_out", T_ULONGLONG, offsetof(Ring, next_out), 0, NULL},
-    {"next_in", T_ULONGLONG, offsetof(Ring, next_in), 0, NULL},    {NULL, 0, 0, 0, NULL},
+    {"next_in", T_ULONGLONG, offsetof(Ring, next_in), 0, NULL},    {"_lending", T_ULONGLONG, offsetof(Ring, lending), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot ring_slots[] = {

@@ -91,7 +91,7 @@ static int stream_init(Stream *self, PyObject *args, PyObject *kwargs) {
     self->outgoing = self->views[0].buf;
     self->incoming = self->views[1].buf;
     size_t slot_bytes = (size_t)self->views[0].len - HEADER_BYTES;
-    self->mailbox = (Mailbox){sizeof(Mailbox), self, slot_bytes, tries, spin_s, room, slot, post, release, poll, payload, take};
+    self->mailbox = (Mailbox){sizeof(Mailbox), self, slot_bytes, tries, spin_s, room, slot, post, release, poll, payload, take, 0, NULL, NULL, NULL};
     return 0;
 }
 

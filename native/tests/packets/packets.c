@@ -62,7 +62,11 @@ static void take(void *mailbox) {
 Packets *packets_open(int fd, double spin_s) {
     Packets *packets = calloc(1, sizeof *packets);
     if (packets) {
-        packets->form = (oneaccord_mailbox){sizeof(oneaccord_mailbox), packets, SLOT_BYTES, 20, spin_s, room, slot, post, release, arrived, payload, take};
+        /* As a plugin fills it that was made before there were long messages. */
+        packets->form = (oneaccord_mailbox){
+            .nbytes = offsetof(oneaccord_mailbox, lent_bytes), .mailbox = packets, .slot_bytes = SLOT_BYTES, .tries = 20, .spin_s = spin_s,
+            .room = room, .slot = slot, .post = post, .release = release, .poll = arrived, .payload = payload, .take = take,
+        };
         packets->fd = fd;
     }
     return packets;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,13 @@ from support.worlds import must, on_threads
 
 from oneaccord.api import HEADER_BYTES, LinkLost, Transfer, Transport
 from oneaccord_shm import kernel
-from oneaccord_shm.backend import _LENT_BYTES
-from oneaccord_shm.lender import Lender, can_lend
+from oneaccord_shm.lender import Lender, can_lend, measured_bytes
 from oneaccord_shm.segment import PAGE, Segment
 
 MIB = 1 << 20
 HEADER = bytes(range(HEADER_BYTES))
-SIZES = [_LENT_BYTES, _LENT_BYTES + (1 << 20) + 13]
+LENT_BYTES = 16 * MIB
+SIZES = [LENT_BYTES, LENT_BYTES + MIB + 13]
 
 
 def used_bytes(backend: Any) -> int:
@@ -53,11 +54,70 @@ def test_a_long_message_is_copied_where_it_lies(backends: Any, how: str) -> None
     assert used_bytes(made[0]) - before <= 4 * PAGE  # nothing passed through slots
 
 
+@pytest.mark.parametrize("nbytes", [(128 << 10) + 1, 512 << 10, (512 << 10) + 1])
+def test_a_message_that_is_not_reduced_is_lent_from_128_kib_on(backends: Any, nbytes: int) -> None:
+    made = backends(single_copy_bytes=128 << 10)
+    ends = connected(made)
+    for size, copied in ((128 << 10, True), (nbytes, False)):
+        before = used_bytes(made[0])
+        source = np.arange(size, dtype=np.uint32).view(np.uint8)[:size]
+        into = np.zeros(size, np.uint8)
+        sent = ends[0].lend(1, HEADER, source.data)
+        finish(ends[1], ends[1].recv(0, HEADER, into.data))
+        finish(ends[0], sent)
+        np.testing.assert_array_equal(into, source)
+        assert (used_bytes(made[0]) - before >= size) == copied
+
+
+def test_a_message_that_may_be_reduced_passes_through_slots_if_it_fits(backends: Any) -> None:
+    made = backends(single_copy_bytes=128 << 10)
+    ends = connected(made)
+    source = np.ones(512 << 10, np.uint8)
+    assert ends[0].send(1, HEADER, source.data).done
+    into = np.zeros_like(source)
+    finish(ends[1], receive(ends[1], "consume", into))
+    np.testing.assert_array_equal(into, source)
+
+
+def test_the_largest_threshold_of_all_ranks_counts(backends: Any) -> None:
+    made = backends(own={1: {"single_copy_bytes": 1 << 20}}, single_copy_bytes=1 << 16)
+    boxes = [end.mailbox(1 - rank) for rank, end in enumerate(connected(made))]
+    assert [box is not None and box.posted_bytes for box in boxes] == [1 << 20, 1 << 20]
+
+
+def test_where_the_system_copies_slowly_short_messages_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = kernel.read_process
+
+    def slowly(*arguments: Any) -> bool:
+        until = time.thread_time() + 0.001
+        while time.thread_time() < until:
+            pass
+        return read(*arguments)
+
+    monkeypatch.setattr(kernel, "read_process", slowly)
+    assert measured_bytes() == 16 * MIB
+    monkeypatch.setattr(kernel, "read_process", lambda *_: False)
+    assert measured_bytes() == 16 * MIB
+
+
+def test_memory_that_the_system_does_not_fill_is_filled_by_the_receiver(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = backends()
+    ends = connected(made)
+    read = kernel.read_process
+    monkeypatch.setattr(kernel, "read_process", lambda pid, *parts: len(parts[0][1]) <= 64 << 10 and read(pid, *parts))
+    source = np.arange(LENT_BYTES + 16, dtype=np.uint32).view(np.uint8)[: LENT_BYTES + 13]
+    into = np.zeros_like(source)
+    sent = ends[0].send(1, HEADER, source.data)
+    finish(ends[1], ends[1].recv(0, HEADER, into.data))
+    finish(ends[0], sent)
+    np.testing.assert_array_equal(into, source)
+
+
 @pytest.mark.parametrize("unwilling", [0, 1])
 def test_either_rank_can_do_without(backends: Any, unwilling: int) -> None:
     made = backends(own={unwilling: {"single_copy": False}})
     ends = connected(made)
-    source = np.arange(_LENT_BYTES, dtype=np.uint8)
+    source = np.arange(LENT_BYTES, dtype=np.uint8)
     into = np.zeros_like(source)
     before = used_bytes(made[0])
     ways = [lambda: ends[0].send(1, HEADER, source.data), lambda: receive(ends[1], "recv", into)]
@@ -71,7 +131,7 @@ def test_either_rank_can_do_without(backends: Any, unwilling: int) -> None:
 def test_what_a_failed_sender_has_in_its_memory_is_not_taken_for_its_message(backends: Any, how: str, where: str) -> None:
     made = backends()
     ends = connected(made)
-    source = np.frombuffer(made[0].allocate(3 * MIB), np.uint8) if where == "heap" else np.zeros(_LENT_BYTES, np.uint8)
+    source = np.frombuffer(made[0].allocate(3 * MIB), np.uint8) if where == "heap" else np.zeros(LENT_BYTES, np.uint8)
     sent = ends[0].send(1, HEADER, source.data)
     into = np.ones(len(source), np.uint8)
     made[0].abort()  # what core does before the sender's call raises

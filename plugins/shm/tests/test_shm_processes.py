@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -40,6 +41,59 @@ def test_a_killed_rank_is_named_by_all_who_wait(nursery: Nursery, call: str, vic
     for failure in failures.values():
         assert (failure["type"], failure["about"]) == ("PeerLostError", victim), failure
         assert f"rank {victim} was lost" in failure["text"]
+
+
+LONG_CALLS = {
+    "sendrecv": "group.sendrecv(x, (rank + 1) % 2, (rank + 1) % 2, out=y)",
+    "pingpong": "(group.send(x, 1), group.recv(1, out=y)) if rank == 0 else (group.recv(0, out=y), group.send(x, 0))",
+    "broadcast": "group.broadcast(x, 0, out=y)",
+}
+
+
+@pytest.mark.parametrize("native", ["true", "false"])
+@pytest.mark.parametrize("call", LONG_CALLS)
+def test_a_rank_that_dies_while_arrays_are_copied_is_named(nursery: Nursery, call: str, native: str) -> None:
+    program = f"""
+        with oa.init(timeout_s=20) as group:
+            x = np.full(1 << 21, rank, np.float32)
+            y = np.empty_like(x)
+            group.barrier()
+            tell("running")
+            attempt(lambda: [{LONG_CALLS[call]} for _ in range(100000)])
+    """
+    for number in range(3):
+        with nursery.ranks(program, 2, ONEACCORD_BACKEND="shm", ONEACCORD_NATIVE=native) as ranks:
+            ranks.start().await_facts("running")
+            time.sleep(0.02 + 0.011 * number)  # in the midst of one of many calls
+            victim = number % 2
+            ranks.signal(victim, signal.SIGKILL)
+            failures = ranks.raised()
+        assert list(failures) == [1 - victim]
+        failure = failures[1 - victim]
+        assert (failure["type"], failure["about"]) == ("PeerLostError", victim), failure
+
+
+@pytest.mark.parametrize("call", LONG_CALLS)
+def test_a_rank_whose_call_has_failed_is_not_written_to(nursery: Nursery, call: str) -> None:
+    program = f"""
+        import time
+        with oa.init(timeout_s=1) as group:
+            x = np.full(1 << 21, rank, np.float32)
+            y = np.empty_like(x)
+            group.barrier()
+            tell("running")
+            attempt(lambda: [{LONG_CALLS[call]} for _ in range(100000)])
+            y[...] = 7
+            tell("filled")
+            time.sleep(1)
+            tell("seen", same=bool((y == 7).all()))
+    """
+    with nursery.ranks(program, 2, ONEACCORD_BACKEND="shm") as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGSTOP)
+        ranks.await_facts("filled", 1)
+        ranks.signal(1, signal.SIGCONT)
+        assert all(fact["same"] for fact in ranks.await_facts("seen", 2))
 
 
 def test_memory_that_peers_read_fits_into_limited_addresses(nursery: Nursery) -> None:

@@ -389,7 +389,7 @@ def used_bytes(backend: Any) -> int:
 
 
 def test_channels_that_are_closed_leave_nothing(backends: Any) -> None:
-    made = backends(segment_bytes=1 << 20)
+    made = backends(segment_bytes=1 << 20, single_copy=False)
     before = [used_bytes(backend) for backend in made], held("oneaccord-shm")
     for channel in range(3):
         ends = connected(made, channel)

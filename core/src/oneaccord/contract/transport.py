@@ -118,10 +118,14 @@ class Mailbox(ABC):
         `Bootstrap.native` if the mailbox has a C form, which the compiled executor then uses in place of `post` and `fetch`; else None.
     c_mailbox
         The C form: a capsule that `oneaccord_native/mailbox.h` describes. None if there is none.
+    posted_bytes
+        The longest message that core posts though it will not be reduced; longer ones go by `Transport.lend` and `Transport.recv`. None, the
+        default, if that is the length of the slots. The same on both ranks.
     """
 
     compiled: ModuleType | None = None
     c_mailbox: Any = None
+    posted_bytes: int | None = None
 
     __slots__ = ("incoming", "next_in", "next_out", "outgoing")
 
@@ -274,6 +278,26 @@ class Transport(ABC):
         LinkLost
             The connection broke.
         """
+
+    def lend(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to send a message that the peer receives by `recv`, never by `Mailbox.fetch`, nor by `consume`. By default, it is sent.
+
+        Parameters
+        ----------
+        peer, header, payload
+            As for `send`.
+
+        Returns
+        -------
+        Transfer
+            As for `send`.
+
+        Raises
+        ------
+        LinkLost
+            The connection broke.
+        """
+        return self.send(peer, header, payload)
 
     @abstractmethod
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:

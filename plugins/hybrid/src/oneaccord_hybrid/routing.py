@@ -101,7 +101,7 @@ class _Routed(Transfer):
 class _RoutedMailbox(Mailbox):
     """A mailbox whose unfinished messages know their way. The compiled executor uses the C form of the mailbox inside."""
 
-    __slots__ = ("_box", "_fetch", "_post", "_way", "c_mailbox", "compiled")
+    __slots__ = ("_box", "_fetch", "_post", "_way", "c_mailbox", "compiled", "posted_bytes")
 
     def __init__(self, box: Mailbox, way: Way) -> None:
         self._box = box
@@ -112,6 +112,7 @@ class _RoutedMailbox(Mailbox):
         self.incoming = box.incoming
         self.compiled: ModuleType | None = box.compiled
         self.c_mailbox: Any = box.c_mailbox
+        self.posted_bytes: int | None = box.posted_bytes
 
     @property
     def next_out(self) -> int:
@@ -189,6 +190,14 @@ class RoutedTransport(Transport):
         way = self._ways[peer]
         try:
             return _tagged(way.transport.send(way.number(peer), header, payload), way)
+        except (LinkLost, HeaderMismatch, Damaged) as failure:
+            raise way.told(failure) from None
+
+    def lend(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to send what the peer receives by `recv`."""
+        way = self._ways[peer]
+        try:
+            return _tagged(way.transport.lend(way.number(peer), header, payload), way)
         except (LinkLost, HeaderMismatch, Damaged) as failure:
             raise way.told(failure) from None
 

@@ -39,6 +39,10 @@ class _Wrapped(Transport):
         """Start to send."""
         return self._transport.send(peer, header, payload)
 
+    def lend(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to send what the peer receives by `recv`."""
+        return self._transport.lend(peer, header, payload)
+
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to receive."""
         return self._transport.recv(peer, header, payload)

@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -28,8 +29,8 @@ _TRIES, _TRIES_CROWDED = 60, 2
 """The number of looks before giving way; if ranks outnumber processors, the awaited rank may need this one."""
 _IN_PLACE_BYTES = 64 << 10
 """Shorter messages are copied: to wait until the peer has read them would take longer."""
-_LENT_BYTES = 16 << 20
-"""Shorter messages pass through slots: both ranks then copy at once, and the slots are in their caches."""
+_LENT_REDUCED_BYTES = 16 << 20
+"""Shorter messages that the peer may reduce pass through slots: it reduces out of these, and they are in its cache."""
 
 
 def _room(ranks: int) -> int:
@@ -84,11 +85,13 @@ class ShmBackend(Backend):
             )
         heap_bytes = config.heap_bytes or _room(bootstrap.world_size)
         has_barrier = kernel.register_barrier()
-        company = meet(bootstrap, config.segment_bytes, heap_bytes, has_barrier=has_barrier, single_copy=config.single_copy)
+        company = meet(bootstrap, config, heap_bytes, has_barrier=has_barrier)
         all_have_barrier = all(card.has_barrier for card in company.cards)
         self._segments = segments = company.segments
         self._lenders = company.lenders
         self._borrowers = company.borrowers
+        self._lent_bytes = max(card.lent_bytes for card in company.cards)
+        self._links: list[weakref.ref[Link]] = []
         self._geometry = Geometry.of(bootstrap.world_size, min(card.segment_bytes for card in company.cards))
         self.ended: str = ""
         self.fenced: bool = not (ORDERED and all_have_barrier)
@@ -135,6 +138,7 @@ class ShmBackend(Backend):
     def _end(self, reason: str) -> None:
         self.ended = self.ended or reason
         withdraw(self._segments[self.rank].page())
+        self.revoke()
         self.bell.ring()
 
     # The interface for transports.
@@ -152,7 +156,8 @@ class ShmBackend(Backend):
         with self._changing:
             if self.ended:
                 raise LinkLost(peer, self.ended)
-            return self._make_link(
+            lends = peer in self._borrowers and self._lenders[peer].may_borrow
+            link = self._make_link(
                 peer,
                 self._segments[self.rank].ring(self._geometry, channel, peer),
                 self._segments[peer].ring(self._geometry, channel, self.rank),
@@ -160,7 +165,17 @@ class ShmBackend(Backend):
                 self._ringers[peer],
                 self,
                 self._lenders[peer],
+                self._lent_bytes if lends else 0,
             )
+            self._links = [each for each in self._links if each() is not None] + [weakref.ref(link)]
+            return link
+
+    def revoke(self) -> None:
+        """Let no peer write any more into memory of this rank: its program may use that again."""
+        for each in self._links:
+            link = each()
+            if link is not None:
+                link.revoke()
 
     def drop_channel(self, channel: int) -> None:
         """Give the memory of a channel back, of which no rank needs anything any more."""
@@ -172,10 +187,6 @@ class ShmBackend(Backend):
         """Return the place of a payload in this rank's heap, None if it is other memory."""
         heap = self._heap
         return None if heap is None else heap.offset_of(payload)
-
-    def lends(self, payload: memoryview, peer: int) -> bool:
-        """Return whether ``peer`` shall read a payload in place, in this process."""
-        return len(payload) >= _LENT_BYTES and peer in self._borrowers and can_lend(payload)
 
 
 class ShmTransport(Transport):
@@ -219,12 +230,26 @@ class ShmTransport(Transport):
             # Not a message that fits into a slot: the peer may fetch it as a short message, and such a one is in its slot.
             offset = self._backend.offset_of(payload)
             if offset is not None:
-                return SendingInPlace(link, header, payload, offset, lent=False)
-            if self._backend.lends(payload, peer):
-                return SendingInPlace(link, header, payload, kernel.address_of(payload), lent=True)
+                return SendingInPlace(link, header, payload, offset)
+            if (
+                link.posted_bytes is not None
+                and len(payload) >= max(link.posted_bytes, _LENT_REDUCED_BYTES)
+                and can_lend(payload)
+            ):
+                return SendingInPlace(link, header, payload, None)
         transfer = Sending(link, header, payload)
         transfer.advance()
         return transfer
+
+    def lend(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to send: a message that is long enough is copied once, by both ranks."""
+        link = self._links[peer]
+        link.check()
+        if link.posted_bytes is not None and len(payload) > link.posted_bytes:
+            offset = self._backend.offset_of(payload)
+            if offset is None and can_lend(payload):
+                return SendingInPlace(link, header, payload, None)
+        return self.send(peer, header, payload)
 
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to receive, with one look at once."""
@@ -261,6 +286,7 @@ class ShmTransport(Transport):
                 if transfer.done:
                     return
             if backend.ended:
+                backend.revoke()
                 raise LinkLost(moving[0].peer, backend.ended)
             if self._is_interrupted:
                 self._is_interrupted = False
@@ -289,6 +315,7 @@ class ShmTransport(Transport):
         for transfer in moving:
             transfer.advance()
         if self._backend.ended:
+            self._backend.revoke()
             raise LinkLost(moving[0].peer, self._backend.ended)
 
     def interrupt(self) -> bool:

@@ -18,14 +18,15 @@ from typing import Any, Protocol
 
 from oneaccord.api import HEADER_BYTES, Damaged, HeaderMismatch, LinkLost, Mailbox, Transfer
 from oneaccord_shm.bell import Ringer
+from oneaccord_shm.kernel import address_of
 from oneaccord_shm.lender import Lender
 from oneaccord_shm.order import fence
 from oneaccord_shm.segment import LABELS, LINE, PAYLOADS, SLOTS, Geometry
 
 __all__ = ["Link", "Moving", "PythonLink", "Shared", "compiled_link"]
 
-_NUMBER, _EXTENT, _PLACE = HEADER_BYTES, HEADER_BYTES + 8, HEADER_BYTES + 16
-"""The positions of the words of a label, after the header."""
+_NUMBER, _EXTENT, _PLACE, _CLAIMS, _HELPED = (HEADER_BYTES + offset for offset in (0, 8, 16, 24, 48))
+"""The positions of the words of a label, after the header. Between the last two are those that a receiver writes."""
 _IN_HEAP, _LENT = 0, 255
 _EXTENTS = 256
 """An extent is a slot's number times this, plus the number of slots of the part, or a code for the place of the payload: `_IN_HEAP` is the
@@ -33,6 +34,8 @@ sender's heap, `_LENT` other memory of its process.
 An extent with another number is an old one, and means one slot: a short message need not write it."""
 _PART_BYTES = 512 << 10
 """The largest part that is copied at once: the receiver uses one while the sender copies the next."""
+_DRAWN_BYTES = 4 << 20
+"""How much of a lent message is copied before others may move."""
 _AFTER = tuple((slot + 1) % SLOTS for slot in range(SLOTS))
 _yield: Callable[[], None] = os.sched_yield
 
@@ -78,9 +81,11 @@ class Link:
         ringer: Ringer,
         shared: Shared,
         lender: Lender,
+        lent_bytes: int,
     ) -> None:
         self.peer: int = peer
         self._lender = lender
+        self.posted_bytes: int | None = lent_bytes or None
         self.scratch: list[memoryview] = []  # buffers that transfers copy into, and give back
         self._shared = shared
         self._fenced = shared.fenced
@@ -93,6 +98,8 @@ class Link:
         self._out_numbers = _words(out, _NUMBER)
         self._out_extents = _words(out, _EXTENT)
         self._out_places = _words(out, _PLACE)
+        self._out_claims = _words(out, _CLAIMS)
+        self._out_helped = _words(out, _HELPED)
         self._out_payloads = out[PAYLOADS : PAYLOADS + SLOTS * geometry.slot_bytes]
         self._emptied = out[:8].cast("Q")
         self.outgoing = _slots(self._out_payloads, geometry)
@@ -150,9 +157,19 @@ class Link:
         slot = self.next_out
         self._out_headers[slot][:] = header
         self._out_places[slot] = place
+        if lent:
+            self._out_claims[slot] = self._out_helped[slot] = 0  # which a receiver in C counts: see lend.c
         self._out_extents[slot] = (self._sent + 1) * _EXTENTS + (_LENT if lent else _IN_HEAP)
         self._publish(slot, 1)
         return self._sent
+
+    def lend(self, header: bytes, payload: memoryview) -> int:
+        """Send a message from where it lies in this process; the rest is as for `put_place`."""
+        return self.put_place(header, address_of(payload), lent=True)
+
+    def help(self) -> bool:
+        """Copy a part of the lent message to the peer, if it is there; return whether that was done."""
+        return False
 
     def has_taken(self, number: int) -> bool:
         """Return whether the peer has read the place that `put_place` numbered so."""
@@ -227,6 +244,24 @@ class Link:
         if not self._lender.borrow(address, into):
             raise self._withdrawn()
 
+    def draw(self, address: int, into: memoryview, start: int) -> int:
+        """Copy parts of a lent message; return how many bytes are there of the ``start`` before. When all are, it is taken.
+
+        Raises
+        ------
+        LinkLost
+            Its pledge is gone.
+        """
+        part = into[start : start + _DRAWN_BYTES]
+        self.borrow(address + start, part)
+        start += len(part)
+        if start == len(into):
+            self.take(1)
+        return start
+
+    def revoke(self) -> None:
+        """Let the peer write no more into this rank's memory."""
+
     def check_lender(self) -> None:
         """Raise `LinkLost` if the bytes read in the sender's heap may not be the ones that it had sent."""
         if not self._lender.stands():
@@ -269,6 +304,8 @@ class PythonLink(Link, Mailbox):
         The common part of this rank's links.
     lender
         The memory of the peer that is not in slots.
+    lent_bytes
+        Longer messages are lent, unless they are to be reduced; 0 if none are.
     """
 
     next_out: int
@@ -283,8 +320,9 @@ class PythonLink(Link, Mailbox):
         ringer: Ringer,
         shared: Shared,
         lender: Lender,
+        lent_bytes: int,
     ) -> None:
-        super().__init__(peer, out, into, geometry, ringer, shared, lender)
+        super().__init__(peer, out, into, geometry, ringer, shared, lender, lent_bytes)
         self._sent = self._received = self.next_out = self.next_in = 0
         self._room = SLOTS
 
@@ -368,8 +406,9 @@ def compiled_link(module: Any) -> type[Link]:
             ringer: Ringer,
             shared: Shared,
             lender: Lender,
+            lent_bytes: int,
         ) -> None:
-            Link.__init__(self, peer, out, into, geometry, ringer, shared, lender)
+            Link.__init__(self, peer, out, into, geometry, ringer, shared, lender, lent_bytes)
             module.Ring.__init__(
                 self,
                 out,
@@ -385,6 +424,11 @@ def compiled_link(module: Any) -> type[Link]:
                 fenced=shared.fenced,
                 tries=shared.tries,
                 spin_s=shared.spin_s,
+                extent_at=_EXTENT,
+                pid=lender.pid,
+                pledge_at=lender.pledge_at,
+                token=lender.token,
+                lent_bytes=lent_bytes,
             )
 
         def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
@@ -400,6 +444,32 @@ def compiled_link(module: Any) -> type[Link]:
                 self.open(header)
             self.check()
             return _Fetching(self, header)
+
+        def unsent(self) -> Transfer | None:
+            """Return the wait of a message that was lent, or posted without room for another one."""
+            number = self._lending
+            return super().unsent() if not number or self.has_taken(number) else _Lent(self, number)
+
+        # Both ranks copy a lent message: see lend.c.
+
+        def lend(self, header: bytes, payload: memoryview) -> int:
+            """As `Link.lend`."""
+            return int(self.lend_whole(header, payload))
+
+        def help(self) -> bool:
+            """As `Link.help`."""
+            return bool(self.help_peer())
+
+        def draw(self, address: int, into: memoryview, start: int) -> int:
+            """As `Link.draw`."""
+            there = int(self.draw_parts(into))
+            if there < 0:
+                raise self._withdrawn()
+            return there
+
+        def revoke(self) -> None:
+            """As `Link.revoke`."""
+            self.revoke_parts()
 
     Mailbox.register(CompiledLink)
     return CompiledLink
@@ -438,6 +508,22 @@ class _Emptying(Moving):
     def advance(self) -> bool:
         self.done = self._link.has_room()
         return self.done
+
+
+class _Lent(Moving):
+    """Until the peer has a message that was lent."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, link: Link, number: int) -> None:
+        super().__init__(link)
+        self._number = number
+
+    def advance(self) -> bool:
+        helped = self._link.help()
+        self.moved += helped
+        self.done = self._link.has_taken(self._number) and self._link.has_room()
+        return helped or self.done
 
 
 class _Fetching(Moving):

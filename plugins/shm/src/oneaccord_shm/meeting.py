@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from oneaccord.api import BackendUnavailableError, Bootstrap, CannotOpenError, boot_id, read_cards, write_card
 from oneaccord_shm.kernel import address_of
-from oneaccord_shm.lender import Lender
+from oneaccord_shm.lender import Lender, measured_bytes
+from oneaccord_shm.plugin import ShmConfig
 from oneaccord_shm.segment import TOKEN_BYTES, Segment
 
 __all__ = ["Card", "Company", "meet"]
@@ -34,6 +35,8 @@ class Card:
         How large it wants rings and heap to be.
     has_barrier
         Whether its threads take part in barriers.
+    lent_bytes
+        The length of messages from which on it wants to lend them.
     pledge_at
         The address of the token in its process, 0 if it reads no other process's memory and lets none read its own.
     problem
@@ -49,6 +52,7 @@ class Card:
     segment_bytes: int
     heap_bytes: int
     has_barrier: bool
+    lent_bytes: int
     pledge_at: int
     problem: str = ""
 
@@ -92,7 +96,7 @@ class Company:
     borrowers: frozenset[int]
 
 
-def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barrier: bool, single_copy: bool) -> Company:
+def meet(bootstrap: Bootstrap, config: ShmConfig, heap_bytes: int, *, has_barrier: bool) -> Company:
     """Make this rank's memory and open that of all others.
 
     When it returns, every rank has opened every other's memory, so that no rank needs to keep a way to it for the others.
@@ -121,10 +125,11 @@ def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barri
             os.getpid(),
             fd,
             token,
-            segment_bytes,
+            config.segment_bytes,
             heap_bytes,
             has_barrier,
-            0 if own is None or not single_copy else address_of(own.page()),
+            config.single_copy_bytes or (measured_bytes() if config.single_copy else 0),
+            0 if own is None or not config.single_copy else address_of(own.page()),
             problem,
         )
         cards = read_cards(bootstrap.exchange("shm", write_card(card)), Card)
@@ -138,7 +143,7 @@ def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barri
             except CannotOpenError as error:
                 failures[rank] = str(error)
         lenders = [
-            Lender(other.pid, other.pledge_at if single_copy else 0, other.token, opened[rank])
+            Lender(other.pid, other.pledge_at if config.single_copy else 0, other.token, opened[rank])
             for rank, other in enumerate(cards)
             if rank in opened
         ]

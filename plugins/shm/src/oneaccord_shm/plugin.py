@@ -40,6 +40,15 @@ class ShmConfig(BackendConfig):
             "(process_vm_readv), rather than through slots. All ranks of a pair must allow it."
         ),
     )
+    single_copy_bytes: int | None = Field(
+        default=None,
+        ge=1 << 12,
+        le=1 << 40,
+        description=(
+            "Messages of more bytes are copied once, unless they are to be reduced and fit into a slot; shorter ones pass through slots. "
+            "By default 128 KiB, or 16 MiB where a measurement at the start finds the copy by the system slow. The largest value of all ranks counts."
+        ),
+    )
     spin_us: int = Field(
         default=150,
         ge=0,

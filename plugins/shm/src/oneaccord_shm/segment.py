@@ -210,7 +210,7 @@ def _make_large(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
-assert HEADER_BYTES + 24 <= LINE
+assert HEADER_BYTES + 56 <= LINE
 
 
 def _in_child() -> None:

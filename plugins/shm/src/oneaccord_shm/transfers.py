@@ -11,8 +11,6 @@ __all__ = ["Consuming", "Receiving", "Sending", "SendingInPlace"]
 
 _PART_BYTES = 512 << 10
 """The size of a part that is read in place: other messages move meanwhile, and it is in the cache while it is used."""
-_COPIED_BYTES = 4 << 20
-"""How much of it is copied at a time by the system."""
 
 
 class Sending(Moving):
@@ -43,24 +41,29 @@ class Sending(Moving):
 
 
 class SendingInPlace(Moving):
-    """A message that lies at a place in this rank's heap, or elsewhere in its process, until the peer has read it."""
+    """A message that lies in this rank's heap, or elsewhere in its process, until the peer has read it.
 
-    __slots__ = ("_number", "_payload")
+    ``place`` is that in the heap; None if it is lent.
+    """
+
+    __slots__ = ("_is_lent", "_number", "_payload")
 
     done: bool
     moved: int
 
-    def __init__(self, link: Link, header: bytes, payload: memoryview, place: int, *, lent: bool) -> None:
+    def __init__(self, link: Link, header: bytes, payload: memoryview, place: int | None) -> None:
         super().__init__(link)
         self._payload = payload  # as long as it is held, its memory is not given back
-        self._number = link.put_place(header, place, lent=lent)
+        self._is_lent = place is None
+        self._number = link.lend(header, payload) if place is None else link.put_place(header, place, lent=False)
 
     def advance(self) -> bool:
-        """See whether the peer has read it."""
+        """Copy a part if the peer takes it so, and see whether it has all."""
+        helped = self._is_lent and self._link.help()
         self.done = self._link.has_taken(self._number)
         if self.done:
             self.moved = HEADER_BYTES + len(self._payload)
-        return self.done
+        return helped or self.done
 
 
 class _Incoming(Moving):
@@ -96,12 +99,11 @@ class _Incoming(Moving):
                 self._far = far = link.whole(self._nbytes)
                 slots = 1
         if isinstance(far, int):
-            start += self._borrow(far + start, start)
-        else:
-            part = link.part(self._nbytes - start, slots) if far is None else far[start : start + _PART_BYTES]
-            if part:
-                self._use(part, start)
-            start += len(part)
+            return self._advance_lent(far)
+        part = link.part(self._nbytes - start, slots) if far is None else far[start : start + _PART_BYTES]
+        if part:
+            self._use(part, start)
+        start += len(part)
         self._start = start
         if start == self._nbytes and isinstance(far, memoryview):
             link.check_lender()
@@ -111,12 +113,19 @@ class _Incoming(Moving):
             link.take(slots)
         return True
 
+    def _advance_lent(self, address: int) -> bool:
+        """Move a part of a lent message; when all are there, it is taken."""
+        before, self._start = self._start, self._borrow(address, self._start)
+        self.moved = HEADER_BYTES + self._start
+        self.done = self._start == self._nbytes
+        return self._start > before
+
     def _use(self, part: memoryview, offset: int) -> None:
         """Process a part."""
         raise NotImplementedError
 
-    def _borrow(self, address: int, offset: int) -> int:
-        """Read the next part of a lent message; return the number of bytes."""
+    def _borrow(self, address: int, start: int) -> int:
+        """Read parts of a lent message; return how many bytes are there of the ``start`` before. When all are, it is taken."""
         raise NotImplementedError
 
 
@@ -132,10 +141,8 @@ class Receiving(_Incoming):
     def _use(self, part: memoryview, offset: int) -> None:
         self._payload[offset : offset + len(part)] = part
 
-    def _borrow(self, address: int, offset: int) -> int:
-        part = self._payload[offset : offset + _COPIED_BYTES]
-        self._link.borrow(address, part)
-        return len(part)
+    def _borrow(self, address: int, start: int) -> int:
+        return self._link.draw(address, self._payload, start)
 
 
 class Consuming(_Incoming):
@@ -151,12 +158,14 @@ class Consuming(_Incoming):
     def _use(self, part: memoryview, offset: int) -> None:
         self._sink(part, offset)
 
-    def _borrow(self, address: int, offset: int) -> int:
+    def _borrow(self, address: int, start: int) -> int:
         if self._scratch is None:
             self._scratch = self._link.scratch.pop() if self._link.scratch else memoryview(bytearray(_PART_BYTES))
-        part = self._scratch[: self._nbytes - offset]
-        self._link.borrow(address, part)
-        self._sink(part.toreadonly(), offset)
-        if offset + len(part) == self._nbytes:
+        part = self._scratch[: self._nbytes - start]
+        self._link.borrow(address + start, part)
+        self._sink(part.toreadonly(), start)
+        start += len(part)
+        if start == self._nbytes:
             self._link.scratch.append(self._scratch)
-        return len(part)
+            self._link.take(1)
+        return start

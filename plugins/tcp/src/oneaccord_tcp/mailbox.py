@@ -175,6 +175,7 @@ def compiled_mailbox(module: Any) -> Callable[[socket.socket, int, Patience], Bo
         """A `TcpMailbox` whose messages are moved by C, also for the compiled executor, which needs no Python for them."""
 
         compiled = module
+        posted_bytes = None
         _got: int
         _sent: int
         _sending: int

@@ -17,7 +17,7 @@ from oneaccord.contract.backend import Mailbox, Sink, Transfer, Transport
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import piece_header
 
-__all__ = ["SLOT_BYTES", "Links", "cutting", "mailbox_of"]
+__all__ = ["SLOT_BYTES", "Links", "cutting", "lent_bytes", "mailbox_of", "posted_bytes"]
 
 SLOT_BYTES: int = 1 << 16
 """The longest payload that goes through a mailbox of core's own."""
@@ -46,11 +46,16 @@ class Links:
             self.transport.connect(sorted(peers - self._connected), until())
             self._connected |= peers
 
-    def mailboxes(self, peers: frozenset[int]) -> dict[int, Mailbox]:
-        """Return the mailboxes of peers that are connected; raises as `checked_mailbox`."""
+    def mailboxes(self, peers: frozenset[int]) -> tuple[dict[int, Mailbox], int, int]:
+        """Return the mailboxes of peers that are connected, the length of the shortest slots, and the least of their `posted_bytes`.
+
+        Raises as `checked_mailbox`.
+        """
         for peer in peers - self._boxes.keys():
             self._boxes[peer] = mailbox_of(self.transport, peer)
-        return {peer: self._boxes[peer] for peer in peers}
+        boxes = {peer: self._boxes[peer] for peer in peers}
+        slot_bytes = min((len(box.outgoing[0]) for box in boxes.values()), default=0)
+        return boxes, slot_bytes, min(map(posted_bytes, boxes.values()), default=0)
 
 
 def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox:
@@ -59,6 +64,18 @@ def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox
     if box is None or min(len(box.outgoing[0]), len(box.incoming[0])) < least_bytes:
         return _Slots(transport, peer)
     return box
+
+
+def posted_bytes(box: Mailbox) -> int:
+    """Return the length of the longest message that is posted though it will not be reduced."""
+    slot_bytes, limit = len(box.outgoing[0]), lent_bytes(box)
+    return slot_bytes if limit is None else min(slot_bytes, limit)
+
+
+def lent_bytes(box: Mailbox) -> int | None:
+    """Return `Mailbox.posted_bytes`, also of a class that is only registered as a mailbox, and does not know it."""
+    limit: int | None = getattr(box, "posted_bytes", None)
+    return limit
 
 
 def cutting(transport: Transport, program: CompiledSchedule) -> Transport:

@@ -10,7 +10,7 @@ run. That this cannot deadlock, however late a send ends, is proved of every alg
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -155,7 +155,7 @@ class Executable:
     def _carry_out(  # noqa: PLR0912 - the loop of every call
         self, source: Array, target: Array, sequence: int, patience: Patience, step: int, block: Array | None
     ) -> None:
-        traffic = None if self._compiled is None else self._left_over(patience)
+        traffic = None if self._compiled is None else self._left_over(patience, step)
         steps = self._steps[step:] if step else self._steps
         views = [source, target, *self._scratch] if self._is_plain else self._views(source, target, block)
         combine = self._combine
@@ -198,13 +198,14 @@ class Executable:
         if traffic is not None:
             traffic.finish()
 
-    def _left_over(self, patience: Patience) -> _Traffic:
-        """Return the messages that the compiled form has posted, and that have not been sent."""
+    def _left_over(self, patience: Patience, step: int) -> _Traffic:
+        """Return the messages that the compiled form has begun to send before a step, and that have not been sent."""
         traffic = _Traffic(self._transport, patience)
+        long = Counter(each.peer for each in self._program.steps[:step] if each.kind == LONG_SEND)
         for peer, box in self._boxes.items():
             unfinished = box.unsent()
-            if unfinished is not None:
-                traffic.add(peer, unfinished)
+            # A long message is the last one of its kind, or else it has been sent before the next one was begun.
+            traffic.add(peer, unfinished, long[peer])
         return traffic
 
     def _views(self, source: Array, target: Array, block: Array | None) -> list[Array]:
@@ -224,7 +225,7 @@ class Executable:
     def _carry(self, kind: int, peer: int, header: bytes, first: Array, second: Array, traffic: _Traffic) -> None:
         """Carry out the step of a long message."""
         if kind == LONG_SEND:
-            traffic.send(peer, header, bytes_of(first))
+            traffic.send(peer, header, bytes_of(first), is_lent=self._program.reduction is None)
         elif kind == LONG_RECV:
             transfer = self._transport.recv(peer, header, bytes_of(first))
             traffic.wait(checked_transfer(transfer, self._transport, "recv"), peer)
@@ -260,23 +261,29 @@ class _Traffic:
         self._waiter: Waiter | None = None
         # To each peer: the transfer, and whether the message is a long one.
         self._active: dict[int, tuple[Transfer, bool]] = {}
-        self._queued: dict[int, deque[tuple[bytes, memoryview, bool]]] = {}
+        self._queued: dict[int, deque[tuple[bytes, memoryview, bool, bool]]] = {}
         self._sent: dict[int, int] = {}
 
-    def add(self, peer: int, transfer: Transfer) -> None:
-        """Note that a short message to a peer has not been sent at once; no other one to that peer is on its way."""
-        self._active[peer] = transfer, False
+    def add(self, peer: int, transfer: Transfer | None, long: int = 0) -> None:
+        """Note that a message to a peer has not been sent at once, the last of ``long`` long ones, or a short one if they are 0.
+
+        No other one to that peer is on its way. None if they have all been sent.
+        """
+        if long:
+            self._sent[peer] = long - (transfer is not None)
+        if transfer is not None:
+            self._active[peer] = transfer, long > 0
 
     def is_busy(self, peer: int) -> bool:
         """Return whether something is on its way to a peer."""
         return peer in self._active
 
-    def send(self, peer: int, header: bytes, payload: memoryview, *, is_long: bool = True) -> None:
-        """Send a message when its turn comes; the payload stays as it is until then."""
+    def send(self, peer: int, header: bytes, payload: memoryview, *, is_long: bool = True, is_lent: bool = False) -> None:
+        """Send a message when its turn comes; the payload stays as it is until then. It is lent if the peer receives it in no other way."""
         if peer in self._active:
-            self._queued.setdefault(peer, deque()).append((header, payload, is_long))
+            self._queued.setdefault(peer, deque()).append((header, payload, is_long, is_lent))
         else:
-            self._start(peer, header, payload, is_long)
+            self._start(peer, header, payload, is_long, is_lent)
 
     def wait(self, transfer: Transfer, peer: int) -> None:
         """Wait until a message from a peer has come."""
@@ -307,17 +314,20 @@ class _Traffic:
                 if queued:
                     self._start(to, *queued.popleft())
 
-    def _start(self, peer: int, header: bytes, payload: memoryview, is_long: bool) -> None:
+    def _start(self, peer: int, header: bytes, payload: memoryview, is_long: bool, is_lent: bool) -> None:
         queued = self._queued.get(peer)
         while True:
-            transfer = checked_transfer(self._transport.send(peer, header, payload), self._transport, "send")
+            if is_lent:
+                transfer = checked_transfer(self._transport.lend(peer, header, payload), self._transport, "lend")
+            else:
+                transfer = checked_transfer(self._transport.send(peer, header, payload), self._transport, "send")
             if not transfer.done:
                 self._active[peer] = transfer, is_long
                 return
             self._sent[peer] = self._sent.get(peer, 0) + is_long
             if not queued:
                 return
-            header, payload, is_long = queued.popleft()
+            header, payload, is_long, is_lent = queued.popleft()
 
 
 def _bound(program: CompiledSchedule, boxes: Mapping[int, Mailbox]) -> list[_Bound]:
@@ -353,7 +363,11 @@ def _compile(program: CompiledSchedule, boxes: Mapping[int, Mailbox], work: Arra
         kernel, combine = compiled_combine(module, combine)
     is_known = combine is None or kernel is not combine or (isinstance(combine, np.ufunc) and dtype.isnative)
     made = None
-    if module is not None and is_known and not any(step.kind > COPY for step in program.steps):
+    # C does not reduce long messages, nor cut them.
+    too_long = any(
+        step.kind > (COPY if program.piece_bytes or program.reduction is not None else LONG_RECV) for step in program.steps
+    )
+    if module is not None and is_known and not too_long:
         steps = tuple((kind, boxes.get(peer), *rest) for kind, peer, *rest in program.steps)
         operands = ((INPUT, 0, -1), (OUTPUT, 0, -1), *program.regions)
         with suppress(ValueError):  # C knows no such reduction

@@ -153,6 +153,7 @@ def compile_program(
     shape: tuple[int, ...] | None,
     streams: bool,
     slot_bytes: int,
+    posted_bytes: int | None = None,
 ) -> CompiledSchedule:
     """Bind a schedule to sizes.
 
@@ -177,6 +178,8 @@ def compile_program(
         64 bytes, which need not be whole elements of a structured dtype.
     slot_bytes
         The longest message that goes through a mailbox.
+    posted_bytes
+        The same for collectives that do not reduce; None if it is no other.
 
     Raises
     ------
@@ -194,6 +197,8 @@ def compile_program(
     if schedule.even:
         _check_even(schedule, input_offsets, output_offsets)
     itemsize, piece_bytes = max(1, dtype.itemsize), 0
+    if posted_bytes is not None and not PROMISES[schedule.collective].reduces:
+        slot_bytes = min(slot_bytes, posted_bytes)
     if not streams or 64 % itemsize:
         most = _REDUCE_PIECE_BYTES if PROMISES[schedule.collective].reduces else _PIECE_BYTES
         piece_bytes = max(1, most // itemsize) * itemsize

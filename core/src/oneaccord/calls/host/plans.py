@@ -82,7 +82,7 @@ class Plan(msgspec.Struct):
     links, peers
         The links that it uses, and the peers at their other ends.
     program
-        Makes its program, for mailboxes of so many bytes a slot.
+        Makes its program, for mailboxes of so many bytes a slot, of which messages that are not reduced use so many.
     carrier
         The name of the algorithm, or of the backend that performs it natively.
     nbytes
@@ -96,7 +96,7 @@ class Plan(msgspec.Struct):
     signature: CallSignature
     links: Links
     peers: frozenset[int]
-    program: Callable[[int], CompiledSchedule]
+    program: Callable[[int, int], CompiledSchedule]
     carrier: str
     nbytes: int
     divisor: int
@@ -106,8 +106,8 @@ class Plan(msgspec.Struct):
         """Return the function that carries it out, connected to the peers as long as ``until()`` allows."""
         if self.way is None:
             self.links.connect(self.peers, until)
-            boxes = self.links.mailboxes(self.peers)
-            program = self.program(min((len(box.outgoing[0]) for box in boxes.values()), default=0))
+            boxes, *limits = self.links.mailboxes(self.peers)
+            program = self.program(*limits)
             self.way = Executable(program, self.links.transport, boxes)
         return self.way
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from oneaccord.arrays.memory import Array, contiguous
+from oneaccord.calls.engine.adapter import lent_bytes
 from oneaccord.calls.engine.waiting import StallCallback, Waiter, checked_transfer
 from oneaccord.calls.failures import again, guarded
 from oneaccord.calls.host.fast import example
@@ -144,10 +145,11 @@ class _Fast(ABC):
     def rest_header(self, nbytes: int) -> bytes | None:
         """Return the header, except for its number, of the message after the opening of an array of ``nbytes`` bytes, through the mailbox.
 
-        Empty if no message follows; None if it is too long for the mailbox.
+        Empty if no message follows; None if it is too long for the mailbox, which does not lend it either.
         """
-        rest = nbytes - FIRST_BYTES
-        if rest > len(self._box.outgoing[0]):
+        rest, limit = nbytes - FIRST_BYTES, lent_bytes(self._box)
+        is_lent = limit is not None and rest > limit and self._end.transport.streams
+        if rest > len(self._box.outgoing[0]) and not is_lent:
             return None
         return bytes(self._blank_header(rest, 1)[0]) if rest > 0 else b""
 

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from oneaccord.arrays.memory import Array, bytes_of, new_array
+from oneaccord.calls.engine.adapter import posted_bytes
 from oneaccord.calls.engine.waiting import StallCallback, Waiter, checked_transfer
 from oneaccord.contract.backend import Damaged, Mailbox, Transfer, Transport
 from oneaccord.contract.deadline import Deadline
@@ -343,12 +344,12 @@ class Mover:
         else:
             rest = flow.rest()[: None if step == OPENED else 0]
             yield from _unfinished(box.unsent(), box, "post")
-        if 0 < len(rest) <= len(box.outgoing[0]):
+        if 0 < len(rest) <= posted_bytes(box):
             box.outgoing[box.next_out][: len(rest)] = rest
             yield from _unfinished(box.post(flow.header(len(rest), 1), len(rest)), box, "post")
         else:
             for header, piece in self._pieces(flow, rest):
-                yield from _unfinished(self._transport.send(flow.peer, header, piece), self._transport, "send")
+                yield from _unfinished(self._transport.lend(flow.peer, header, piece), self._transport, "lend")
         flow.finished = True
 
     def receive(self, flow: Incoming, step: int) -> Iterator[Transfer]:
@@ -360,7 +361,7 @@ class Mover:
         if step == AT_BEGINNING:
             yield from _unfinished(box.fetch(flow.header(OPENING_BYTES, 0), OPENING_BYTES), box, "fetch")
         rest = flow.rest() if step == OVER else flow.opened(box.incoming[box.next_in])
-        if 0 < len(rest) <= len(box.incoming[0]):
+        if 0 < len(rest) <= min(len(box.incoming[0]), posted_bytes(box)):
             yield from _unfinished(box.fetch(flow.header(len(rest), 1), len(rest)), box, "fetch")
             rest[:] = box.incoming[box.next_in][: len(rest)]
         else:

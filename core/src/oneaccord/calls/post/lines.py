@@ -217,8 +217,8 @@ class Line:
                 yield transfer
         else:
             for index, piece in self._pieces(rest):
-                sending = transport.send(self.peer, _header(self._rank, number, len(piece), index), piece.toreadonly())
-                if not checked_transfer(sending, transport, "send").done:
+                sending = transport.lend(self.peer, _header(self._rank, number, len(piece), index), piece.toreadonly())
+                if not checked_transfer(sending, transport, "lend").done:
                     yield sending
         if then is not None:
             then()
