@@ -200,7 +200,7 @@ def test_ordered_calls_are_no_race(body: Callable[[Group, oa.Window], None]) -> 
 
 def test_old_calls_are_forgotten() -> None:
     races = Races(2, lambda: "")
-    races.begins()
+    assert races.begins("simulated")
 
     class One:
         def meets(self, other: object) -> bool:

@@ -70,8 +70,14 @@ class Elements(Protocol):
 class History(Protocol):
     """What happened before what, among the ranks of a world that watches them; ranks are those of the world."""
 
-    def begins(self) -> None:
-        """Note that there is a window."""
+    def begins(self, backend: str) -> bool:
+        """Note that there is a window of ranks whose messages a backend moves; return whether the world sees all of these messages.
+
+        Parameters
+        ----------
+        backend
+            Its name.
+        """
         ...
 
     def gives(self, rank: int, key: Hashable) -> None:

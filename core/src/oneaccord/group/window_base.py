@@ -25,6 +25,7 @@ from oneaccord.calls.windows.direct import Direct
 from oneaccord.calls.windows.places import Place, elements, locate, op_number
 from oneaccord.calls.windows.serving import Server
 from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.runtime import History
 from oneaccord.control.protocol import Report
 from oneaccord.errors import ClosedError, CommError, SizeMismatchError, UsageError
 from oneaccord.group.shared import SharedArray, Whole
@@ -46,7 +47,7 @@ class Words:
     def __init__(self, call: str, ranks: Sequence[int], place: Place | None = None) -> None:
         self._call = call
         self._ranks = ranks
-        self.place = place
+        self.place: Place | None = place
 
     def __str__(self) -> str:
         where = (
@@ -142,10 +143,10 @@ class WindowBase:
         self._arguments = group._builder.arguments
         self._plugins = group._paths.plugins
         self._sequence = group._call_sequence
-        self._history = group._job.runtime.history
+        self._history: History | None = group._job.runtime.history
         self._is_closed = False
-        if self._history is not None:
-            self._history.begins()
+        if self._history is not None and not self._history.begins(group._job.backend_name):
+            self._history = None
         self._guard = threading.Lock()
         self._held: dict[int, bool] = {}
         self._targets: tuple[int, ...] = ()

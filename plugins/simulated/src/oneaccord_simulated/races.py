@@ -71,11 +71,17 @@ class Races:
 
     # As oneaccord.contract.runtime.History
 
-    def begins(self) -> None:
-        """Note that there is a window: until then there is nothing to find, and clocks cost time in large worlds."""
+    def begins(self, backend: str) -> bool:
+        """Note that there is a window; return whether all messages of its ranks are seen here, which those of another backend are not.
+
+        Until there is one, nothing is to be found, and clocks would cost time in large worlds.
+        """
+        if backend != "simulated":
+            return False
         if not self._is_on:
             self._is_on = True
             self._clocks = [[int(other == rank) for other in range(self._size)] for rank in range(self._size)]
+        return True
 
     def gives(self, rank: int, key: Hashable) -> None:
         """Note that a rank sends a message."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from oneaccord.arrays.memory import Array, bytes_of
-from oneaccord.calls.post.messages import BYTE, Receive, Send
+from oneaccord.calls.post.messages import BYTE, Letter, Receive, Send
 from oneaccord.calls.post.office import PostOffice
 from oneaccord.calls.windows.places import Place
 from oneaccord.errors import OutOfMemoryError
@@ -142,7 +142,8 @@ class Standing(Receive):
         if letter is None or error is not None or array is None:
             super().finish()
             return
-        self.letter = self.array = None
+        self.letter: Letter | None = None
+        self.array: Array | None = None
         self._serve(self.key[1], bytes_of(array))
         if not self._is_going_on:
             self._go_on()
