@@ -172,6 +172,31 @@ RESCUES = {
             group.recv(0)
             group.send(np.ones(1), 0)
     """,
+    "a wait for a request that gives up": """
+        if group.rank == 0:
+            work = group.recv_async(1, tag=1)
+            try:
+                work.wait(timeout_s=1.5)
+            except oa.DeadlineError:
+                group.send(np.ones(1), 1, tag=2)
+            work.wait()
+        else:
+            group.recv(0, tag=2)
+            group.send(np.ones(1), 0, tag=1)
+    """,
+    "a wait for a connected rank that gives up": """
+        group.sendrecv(np.ones(1), 1 - group.rank, 1 - group.rank)
+        if group.rank == 0:
+            work = group.recv_async(1)
+            try:
+                work.wait(timeout_s=1.5)
+            except oa.DeadlineError:
+                group.send(np.ones(1), 1)
+            work.wait()
+        else:
+            group.recv(0)
+            group.send(np.ones(1), 0)
+    """,
     "a call that gives up its place in the queue": """
         if group.rank == 0:
             work = group.recv_async(1)

@@ -555,8 +555,10 @@ class Background:
         try:
             until = math.inf if deadline is None else deadline.at
             while self._drive(work.has_ended, until):
+                if deadline is not None:  # a thread that gives up may help others then, and is no part of a deadlock
+                    continue
                 if asleep is None:  # from here on the thread counts as one that only waits
-                    asleep = self._job.runtime.place(for_good=deadline is None)
+                    asleep = self._job.runtime.place(for_good=True)
                 self._report()
         except Exception as error:  # noqa: BLE001 - those that wait for the works raise it
             self._fail(error, work)

@@ -368,8 +368,8 @@ class PostPath:
         if account is not None:
             account.end(error, request.operations)
 
-    def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None) -> None:
-        """Wait until some operations have ended, or until a deadline of the caller's; their errors are theirs."""
+    def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None, *, is_last: bool = False) -> None:
+        """Wait until some operations have ended, or until a deadline of the caller's, who may then help others unless this ``is_last``; their errors are theirs."""
         office, sequence, runtime = self.office, self._call_sequence, self._runtime
         test = partial(_all_done, operations)
         record: Record | None = None
@@ -392,7 +392,8 @@ class PostPath:
             elif len(operations) == 1:
                 office.look(operations[0])
             if not test():
-                on_stall = None if runtime.is_simulated else stalled
+                # A thread that gives up may help others then, and is no part of a deadlock.
+                on_stall = None if runtime.is_simulated else stalled if until is own or is_last else _nothing
                 office.wait(test, until, on_stall, partial(_awaits, operations), gives_up=until is not own)
 
         try:
@@ -451,7 +452,7 @@ class PostPath:
         if not left and not office.has_duties:
             return True
         if left:
-            self.wait_for(left, deadline)
+            self.wait_for(left, deadline, is_last=True)
         else:
             try:
                 office.wait(lambda: not office.has_duties, deadline, None, list)
