@@ -69,6 +69,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module")
+def few_objects() -> None:
+    """Spare what is there by now from the collections of garbage that tests make themselves: dozens of them are most of the time of such tests."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     """Starts ranks that are processes."""
     from support.fault_tools import Nursery

@@ -40,6 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_of_others(few_objects: None) -> None:
+    """Let the checks for leaks, which collect garbage again and again, look at few objects."""
+
+
 @pytest.fixture(scope="session")
 def loft() -> str:
     """Register the backend with defects, once in this process; give its name."""

@@ -20,6 +20,8 @@ from oneaccord.api import Group
 
 __all__ = ["gpus"]
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 REGISTERED = ["mem_alloc", "comm_window_register"]
 
 

@@ -27,6 +27,8 @@ from oneaccord_nccl.communicator import destroy_revoked, wait_for_ends
 
 __all__ = ["gpus"]
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 REVOKES, ABORTS = 23203, 22800
 
 
@@ -40,13 +42,6 @@ def filled(group: Group, shape: Any = 4, dtype: Any = np.float32) -> Any:
 def may_abort(gpus: FakeNccl) -> None:
     """Forgive older versions of NCCL that they can only abort, which takes memory away from ranks that have not aborted yet."""
     gpus.crimes[:] = [crime for crime in gpus.crimes if not crime.startswith("comm_abort of rank")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_objects() -> None:
-    """Spare what is there before these tests from their many collections, which take most of their time otherwise."""
-    gc.collect()
-    gc.freeze()
 
 
 def collected() -> None:
@@ -372,7 +367,7 @@ def joining(rank):
 opened = must(on_threads(joining, 2))
 assert [array.get().tolist() for _, array in opened] == [[3] * 4] * 2
 assert closed[0].get().tolist() == [3] * 4
-opened[1][0].close(timeout_s=0.5)  # rank 0 stays until it has left, and both are in this process
+opened[1][0].close(timeout_s=0.5)  # in vain it waits for rank 0, which is in this process too
 
 import atexit
 atexit.register(lambda: print("freed" if "mem_free" in fake.names() else "kept", fake.crimes))

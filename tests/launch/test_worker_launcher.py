@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.launch_tools import Deadlines, deadlines
 from support.thread_workers import ThreadWorkers
 
 import oneaccord as oa
 from oneaccord.api import WorkerLost
-from oneaccord.engines import worker_main
+from oneaccord.engines import worker_main, workers
+
+__all__ = ["deadlines"]
 
 LONG_S = 120.0
 begun = threading.Barrier(3)
@@ -67,7 +70,13 @@ def test_worker_launcher_exception_names_rank_and_host() -> None:
     assert "on rank 2 of 3 on host1; then also: rank 0 (oneaccord.errors.AbortedError)" in caught.value.__notes__[0]
 
 
-def test_worker_launcher_lost_worker_is_named_and_the_rest_ends() -> None:
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the driver end at once what would go on for ever after a failure."""
+    monkeypatch.setattr(workers, "_GRACE_S", 0.2)
+
+
+def test_worker_launcher_lost_worker_is_named_and_the_rest_ends(short_grace: None) -> None:
     launcher = ThreadWorkers()
     job = oa.launch_async(waits, 2, on=launcher, backend="tcp", timeout_s=LONG_S)
     begun.wait(LONG_S)
@@ -138,14 +147,12 @@ class _AsksLate(ThreadWorkers):
         return super().call(worker, function, args)
 
 
-def turns(group: oa.Group) -> None:
-    while True:
-        group.barrier(timeout_s=3600)
-
-
-def test_worker_launcher_deadline_names_ranks_that_end_through_others() -> None:
-    with pytest.raises(oa.DeadlineError, match=r"ranks 0-1 of 2 had not finished turns\(\)"):
-        oa.launch(turns, 2, on=_AsksLate(), backend="tcp", timeout_s=5)
+def test_worker_launcher_deadline_names_ranks_that_end_through_others(deadlines: Deadlines) -> None:
+    job = oa.launch_async(waits, 2, on=_AsksLate(), backend="tcp", timeout_s=600)
+    begun.wait(LONG_S)
+    deadlines.pass_now()
+    with pytest.raises(oa.DeadlineError, match=r"ranks 0-1 of 2 had not finished waits\(\)"):
+        job.results()
 
 
 class _Silent(ThreadWorkers):
@@ -158,7 +165,7 @@ def test_worker_launcher_deadline_before_the_start_names_all_ranks() -> None:
         oa.launch(adds, 3, on=_Silent(), args=(1.0,), timeout_s=0.1)
 
 
-def test_worker_launcher_error_of_the_engine_names_the_rank() -> None:
+def test_worker_launcher_error_of_the_engine_names_the_rank(short_grace: None) -> None:
     with pytest.raises(oa.RankError, match="rank 1 of 2 could not be started: OSError: the scheduler does not answer"):
         oa.launch(adds, 2, on=_Breaks(), args=(1.0,), backend="tcp", timeout_s=LONG_S)
 

@@ -26,8 +26,8 @@ def _alternating(places: Sequence[Address]) -> Iterator[Address | None]:
     """Return places again and again, in turn one with the first port among them and one of the rest; None if there are none."""
     near = [place for place in places if place[1] == places[0][1]]
     far = [place for place in places if place[1] != places[0][1]]
-    turns: list[Iterator[Address | None]] = [itertools.cycle(each) for each in (near, far) if each] or [itertools.repeat(None)]
-    return itertools.chain.from_iterable(zip(*turns, strict=True))
+    turns = [itertools.cycle(each) for each in (near, far) if each]
+    return itertools.chain.from_iterable(zip(*turns, strict=True)) if turns else itertools.repeat(None)
 
 
 class Search:
