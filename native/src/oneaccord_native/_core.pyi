@@ -196,10 +196,12 @@ class Lane:
 
     partial: bool
     stopped: bool
+    full: bool
 
     def __init__(
         self,
         line: object,
+        peer: int,
         box: object,
         counters: tuple[Counters, Counters, Counters, Counters],
         out: bytes,
@@ -222,10 +224,19 @@ class Post:
         recv: Callable[..., Any],
         recv_on: Callable[..., Any],
         iprobe: Callable[..., Any],
+        isend: Callable[..., Any],
+        irecv: Callable[..., Any],
         words: Callable[[str, str, int, int], object],
         status: type,
         any_rank: object,
         any_tag: object,
+        sent: type,
+        receive: type,
+        receiving: type,
+        lock: Callable[[], object],
+        deque: Callable[[tuple[object, ...]], object],
+        path: object,
+        seconds: float,
         context: int,
         rank: int,
         ranks: tuple[int, ...],
@@ -242,8 +253,13 @@ class Post:
         receives: dict[Any, Any],
         letters: dict[Any, Any],
         shorts: Counters,
+        matching: object,
+        call_courier: Callable[[], None],
         /,
     ) -> None: ...  # Begin to make calls: the post office of this rank is there.
+    def deliver(self, lane: Lane, /) -> int: ...  # Let messages that have come meet receives that wait; return how many.
+    def isend(self, array: object, dest: object, tag: object, mode: object, timeout_s: object, /) -> Any: ...
+    def irecv(self, source: object, tag: object, out: object, timeout_s: object, /) -> Any: ...
     def send(self, array: object, dest: object, tag: object, mode: object, timeout_s: object, /) -> None: ...
     def send_bytes(
         self, data: bytearray, dest: object, tag: object, mode: object, timeout_s: object, /

@@ -249,8 +249,7 @@ static const size_t caller_parts[] = {
 
 static PyObject **part_of(Caller *caller, size_t i) { return (PyObject **)(void *)((char *)caller + caller_parts[i]); }
 
-/* Whether an attribute of Python's is true: 1, 0, or -1 with an error. */
-static int is_true(PyObject *object, PyObject *name) {
+int is_true(PyObject *object, PyObject *name) {
     PyObject *value = PyObject_GetAttr(object, name);
     if (!value) return -1;
     int answer = value == Py_True ? 1 : value == Py_False || value == Py_None ? 0 : PyObject_IsTrue(value);

@@ -107,6 +107,8 @@ typedef struct {
 
 /* Whether the group of a `Caller` may be used, and nobody observes. What is wrong otherwise is for Python to say. */
 bool group_is_open(PyObject *caller);
+/* Whether an attribute of Python's is true: 1, 0, or -1 with an error. */
+int is_true(PyObject *object, PyObject *name);
 
 extern PyType_Spec ring_spec, stream_spec, program_spec, counters_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec,
     lane_spec, post_spec;

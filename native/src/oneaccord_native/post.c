@@ -3,145 +3,15 @@
    A message is an opening, which begins with a `Head`, and the rest of its bytes, if there are any, as a message of its own. Whatever is unusual is for
    Python, which finds everything as if C had not looked: other threads in the office, messages and receives that wait for each other, answers that are
    due, lines that are at work. What C cannot finish, Python goes on with, from the bytes that have moved. */
-#include "native.h"
+#include "post.h"
 
 #include <math.h>
 
-#define EAGER 1
-#define OBJECT 1
-#define SYNC 2
-#define ANY (-1)
-#define MOST_DIMENSIONS 32
-#define CODES 256
-#define KNOWN 64
-
-/* What stands in an opening in front of the data, after which comes the shape: oneaccord.calls.post.envelopes. */
-typedef struct {
-    uint32_t context;
-    uint8_t kind, flags, code, ndim;
-    int64_t tag;
-    uint64_t number, nbytes;
-    uint16_t fields, none;
-    uint32_t padding;
-} Head;
-_Static_assert(sizeof(Head) == 40, "as envelopes._HEAD");
-
-/* The records to and from one peer: oneaccord.calls.post.lines.Line. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *line, *object; /* its form in Python, and the mailbox, whose C form is `box` */
-    const Mailbox *box;
-    Counters *sent, *taken, *begun, *met;
-    unsigned char out[HEADER_BYTES], into[HEADER_BYTES]; /* the headers of openings */
-    unsigned number_at, nbytes_at, index_at;
-    size_t opening_bytes, most;
-    bool partial; /* the next message, or a part of it, is in the mailbox, and must be fetched there */
-    bool stopped; /* C has not sent all of a message, with which Python goes on before any other */
-} Lane;
-
-static int lane_init(Lane *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"line", "box", "counters", "out", "into", "number_at", "nbytes_at", "index_at", "opening_bytes", "most", NULL};
-    PyObject *line, *box, *out, *into, *counters[4];
-    Py_ssize_t opening_bytes, most;
-    State *state = state_of(TYPE_OF(self));
-    if (!state || self->line) return -1;
-    PyTypeObject *kind = state->counters;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO(O!O!O!O!)SSIIInn", names, &line, &box, kind, &counters[0], kind, &counters[1], kind, &counters[2],
-                                     kind, &counters[3], &out, &into, &self->number_at, &self->nbytes_at, &self->index_at, &opening_bytes, &most))
-        return -1;
-    if (!(self->box = mailbox_of(box))) return -1;
-    if (PyBytes_Size(out) != HEADER_BYTES || PyBytes_Size(into) != HEADER_BYTES || self->number_at > HEADER_BYTES - 8 ||
-        self->nbytes_at > HEADER_BYTES - 8 || self->index_at > HEADER_BYTES - 4 || opening_bytes < (Py_ssize_t)sizeof(Head) + 8 * MOST_DIMENSIONS ||
-        (size_t)opening_bytes > self->box->slot_bytes || most < 0 || (size_t)most > self->box->slot_bytes) {
-        PyErr_SetString(PyExc_ValueError, "another header, or a mailbox with shorter slots");
-        return -1;
-    }
-    memcpy(self->out, PyBytes_AsString(out), HEADER_BYTES);
-    memcpy(self->into, PyBytes_AsString(into), HEADER_BYTES);
-    self->opening_bytes = (size_t)opening_bytes;
-    self->most = (size_t)most;
-    Counters **of[] = {&self->sent, &self->taken, &self->begun, &self->met};
-    for (int i = 0; i < 4; i++) *of[i] = (Counters *)Py_NewRef(counters[i]);
-    self->line = Py_NewRef(line);
-    self->object = Py_NewRef(box);
-    return 0;
-}
-
-static int lane_traverse(Lane *self, visitproc visit, void *arg) {
-    Py_VISIT(TYPE_OF(self));
-    Py_VISIT(self->line);
-    Py_VISIT(self->object);
-    return 0;
-}
-
-static int lane_clear(Lane *self) {
-    Py_CLEAR(self->line);
-    return 0;
-}
-
-static void lane_dealloc(Lane *self) {
-    PyTypeObject *type = TYPE_OF(self);
-    PyObject_GC_UnTrack(self);
-    Py_XDECREF(self->line);
-    Py_XDECREF(self->object);
-    Counters *counters[] = {self->sent, self->taken, self->begun, self->met};
-    for (int i = 0; i < 4; i++) Py_XDECREF((PyObject *)counters[i]);
-    freefunc release = PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
-}
-
-static PyMemberDef lane_members[] = {
-    {"partial", T_BOOL, offsetof(Lane, partial), 0, NULL},
-    {"stopped", T_BOOL, offsetof(Lane, stopped), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot lane_slots[] = {
-    {Py_tp_doc, "What C needs of the records to and from one peer."},
-    {Py_tp_init, lane_init},
-    {Py_tp_traverse, lane_traverse},
-    {Py_tp_clear, lane_clear},
-    {Py_tp_dealloc, lane_dealloc},
-    {Py_tp_members, lane_members},
-    {0, NULL},
-};
-
-PyType_Spec lane_spec = {
-    .name = "oneaccord_native._core.Lane",
-    .basicsize = sizeof(Lane),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = lane_slots,
-};
-
-/* The messages of one group. The parts up to LETTERS are given when the group is made, the others when its rank's office is there. */
-enum { CALLER, SEND, SEND_ON, RECV, RECV_ON, IPROBE, WORDS, STATUS, ANY_RANK, ANY_TAG, GIVEN };
-enum { OFFICE = GIVEN, INSIDE, PARKED, KEPT, OWING, LANES, RECEIVES, LETTERS, OPENED };
-enum { DRIVER = OPENED, STEP_BACK, RECALL, SPUN, OUTGOING, INCOMING, MODE, SOURCE, TAG, COUNT, NBYTES, DTYPE, SHAPE, PARTS };
 static const char *const interned[] = {"_driver", "_step_back", "recall", "spun",   "outgoing", "incoming", "standard",
-                                       "source",  "tag",        "count",  "nbytes", "dtype",    "shape"};
-
-/* The words of a call, which the flight recorder keeps. */
-typedef enum { SENDS, SENDS_OBJECT, RECVS, RECVS_OBJECT } Verb;
-typedef struct {
-    Verb verb;
-    long long peer, tag;
-    PyObject *words;
-} Known;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *parts[PARTS];
-    Counters *shorts; /* which note calls that have ended */
-    uint32_t context;
-    long me, size;
-    long *ranks;  /* of the world */
-    Lane **lanes; /* those that have been used */
-    PyArray_Descr *dtypes[CODES];
-    size_t itemsizes[CODES];
-    Known known[KNOWN];
-    long first; /* the rank that is looked at first, for none to be preferred */
-} Post;
+                                       "source",  "tag",        "count",  "nbytes", "dtype",    "shape",    "_path",
+                                       "_words",  "what",       "key",    "out",    "number",   "numbers",  "wild",
+                                       "request", "kept_by",    "_lock",  "_operations", "path", "array",   "about",
+                                       "is_object", "arrive",   "append", "popleft"};
 
 static bool is_none(PyObject *object, PyObject *name) {
     PyObject *value = PyObject_GetAttr(object, name);
@@ -175,7 +45,7 @@ static long long tag_of(const Post *post, PyObject *given) {
     return tag >= 0 ? tag : -2;
 }
 
-/* The line to a rank, if it is idle in one direction; NULL otherwise. */
+/* The line to a rank, if it is idle in one direction, or any; NULL otherwise. */
 static Lane *lane_to(Post *post, long rank, int direction) {
     Lane *lane = post->lanes[rank];
     if (!lane) {
@@ -187,6 +57,7 @@ static Lane *lane_to(Post *post, long rank, int direction) {
         if (!found || !state || !PyObject_TypeCheck(found, state->lane)) return NULL;
         lane = post->lanes[rank] = (Lane *)Py_NewRef(found);
     }
+    if (direction == ANY) return lane;
     if (lane->stopped) return NULL;
     if (is_none(lane->line, post->parts[direction])) return lane;
     if (direction != INCOMING) return NULL;
@@ -196,68 +67,28 @@ static Lane *lane_to(Post *post, long rank, int direction) {
     return idle == Py_True ? lane : NULL;
 }
 
-/* Note a call that has ended. */
-static void note(Post *post, Verb verb, long long peer, long long tag, double started) {
+PyObject *note(Post *post, Verb verb, long long peer, long long tag, double started) {
     static const char *const verbs[] = {"send", "send_object", "recv", "recv_object"};
     Known *known = &post->known[(size_t)(peer * 31 + tag * 4 + (long long)verb) % KNOWN];
     if (!known->words || known->verb != verb || known->peer != peer || known->tag != tag) {
         PyObject *words = PyObject_CallFunction(post->parts[WORDS], "ssLL", verbs[verb], verb < RECVS ? "to" : "from", peer, tag);
         if (!words) {
             PyErr_Clear();
-            return;
+            return NULL;
         }
         PyObject *before = known->words;
         *known = (Known){verb, peer, tag, words};
         Py_XDECREF(before);
     }
     counters_note(post->shorts, known->words, started);
-}
-
-/* The header of a message that follows an opening. */
-static void rest_header(const Lane *lane, unsigned char *header, uint64_t number, uint64_t nbytes) {
-    uint32_t index = 1;
-    memcpy(header + lane->number_at, &number, 8);
-    memcpy(header + lane->nbytes_at, &nbytes, 8);
-    memcpy(header + lane->index_at, &index, 4);
+    return known->words;
 }
 
 /* Sends. */
 
-static bool has_room(const Mailbox *box) {
-    oneaccord_answer answer = ONEACCORD_NOT_YET;
-    /* With the interpreter's lock, so that no other thread uses the line. */
-    for (unsigned tries = box->tries + 1; tries && (answer = box->room(box->mailbox)) == ONEACCORD_NOT_YET; tries--) continue;
-    return answer == ONEACCORD_YES;
-}
-
-/* Send a message over a line that is idle; `gone` bytes of it have left where Python goes on. */
-static How lane_send(Lane *lane, const Head *head, const npy_intp *lengths, const unsigned char *data, size_t *gone) {
-    const Mailbox *box = lane->box;
-    if (box->room(box->mailbox) != ONEACCORD_YES) return SLOW_PATH;
-    unsigned char *slot = box->slot(box->mailbox), header[HEADER_BYTES];
-    size_t nbytes = head->nbytes, start = sizeof *head + 8 * (size_t)head->ndim;
-    size_t first = nbytes < lane->opening_bytes - start ? nbytes : lane->opening_bytes - start;
-    memcpy(slot, head, sizeof *head);
-    for (int i = 0; i < head->ndim; i++) memcpy(slot + sizeof *head + 8 * i, &(uint64_t){(uint64_t)lengths[i]}, 8);
-    if (first) memcpy(slot + start, data, first);
-    uint64_t number = lane->sent->next;
-    memcpy(lane->out + lane->number_at, &number, 8);
-    if (box->post(box->mailbox, lane->out, slot, lane->opening_bytes) != ONEACCORD_YES) return SLOW_PATH;
-    lane->sent->next++;
-    lane->begun->next++;
-    *gone = first;
-    if (!has_room(box)) return STOPPED_AT;
-    if (first == nbytes) return ENDED;
-    memcpy(header, lane->out, HEADER_BYTES);
-    rest_header(lane, header, number, nbytes - first);
-    if (box->post(box->mailbox, header, data + first, nbytes - first) != ONEACCORD_YES) return STOPPED_AT;
-    *gone = nbytes;
-    return has_room(box) ? ENDED : STOPPED_AT;
-}
-
-/* Send `data` to a rank if nothing is unusual; `to` is that rank, the tag, the mode, and the seconds. Return None, NULL with an error, or NULL without
-   one if nothing was done. */
-static PyObject *send_now(Post *post, PyObject *object, const unsigned char *data, Head head, const npy_intp *lengths, PyObject *const *to) {
+/* Send `data` to a rank if nothing is unusual; `to` is that rank, the tag, the mode, and the seconds. Return None, or `later` a work; NULL with an error,
+   or NULL without one if nothing was done. */
+static PyObject *send_now(Post *post, PyObject *object, const unsigned char *data, Head head, const npy_intp *lengths, PyObject *const *to, bool later) {
     if (to[2] != post->parts[MODE] || !in_time(to[3]) || !is_free(post)) return NULL;
     long rank = rank_of(post, to[0]);
     head.tag = tag_of(post, to[1]);
@@ -271,9 +102,15 @@ static PyObject *send_now(Post *post, PyObject *object, const unsigned char *dat
     How how = lane_send(lane, &head, lengths, data, &gone);
     if (how == SLOW_PATH) return NULL;
     lane->stopped = how == STOPPED_AT;
-    if (lane->stopped) return PyObject_CallFunction(post->parts[SEND_ON], "OOOOn", object, to[0], to[1], to[3], (Py_ssize_t)gone);
-    note(post, head.flags & OBJECT ? SENDS_OBJECT : SENDS, post->ranks[rank], head.tag, started);
-    return Py_NewRef(Py_None);
+    if (lane->stopped) return PyObject_CallFunction(post->parts[SEND_ON], "OOOOnO", object, to[0], to[1], to[3], (Py_ssize_t)gone, later ? Py_True : Py_False);
+    PyObject *words = note(post, head.flags & OBJECT ? SENDS_OBJECT : SENDS, post->ranks[rank], head.tag, started);
+    if (!later) return Py_NewRef(Py_None);
+    words = Py_NewRef(words ? words : Py_None); /* another thread may let the words be forgotten */
+    PyObject *sent = made(post, SENT);
+    bool failed = !sent || set(post, sent, PATH_NAME, Py_NewRef(post->parts[PATH]));
+    if (failed || set(post, sent, WORDS_NAME, words)) Py_CLEAR(sent);
+    if (failed) Py_DECREF(words);
+    return sent;
 }
 
 /* Call the form in Python of a call that C has not made. */
@@ -291,19 +128,23 @@ static bool counted(Py_ssize_t count, Py_ssize_t wanted) {
     return false;
 }
 
-/* send(array, dest, tag, mode, timeout_s): as TaggedCalls._send_tagged. */
-static PyObject *post_send(Post *self, PyObject *const *given, Py_ssize_t count) {
+static PyObject *send_array(Post *self, PyObject *const *given, Py_ssize_t count, bool later) {
     if (!counted(count, 5)) return NULL;
     PyArrayObject *array = (PyArrayObject *)given[0];
     if (PyArray_CheckExact(given[0]) && PyArray_IS_C_CONTIGUOUS(array) && PyArray_NDIM(array) <= MOST_DIMENSIONS) {
         unsigned code = CODES - 1;
         while (code && self->dtypes[code] != PyArray_DESCR(array)) code--;
         Head head = {.code = (uint8_t)code, .ndim = (uint8_t)PyArray_NDIM(array), .nbytes = (uint64_t)PyArray_NBYTES(array)};
-        PyObject *done = code ? send_now(self, given[0], PyArray_DATA(array), head, PyArray_DIMS(array), given + 1) : NULL;
+        PyObject *done = code ? send_now(self, given[0], PyArray_DATA(array), head, PyArray_DIMS(array), given + 1, later) : NULL;
         if (done || PyErr_Occurred()) return done;
     }
-    return slowly(self->parts[SEND], given, count);
+    return slowly(self->parts[later ? ISEND : SEND], given, count);
 }
+
+/* send(array, dest, tag, mode, timeout_s), isend(...): as TaggedCalls._send_tagged and _send_later. */
+static PyObject *post_send(Post *self, PyObject *const *given, Py_ssize_t count) { return send_array(self, given, count, false); }
+
+static PyObject *post_isend(Post *self, PyObject *const *given, Py_ssize_t count) { return send_array(self, given, count, true); }
 
 /* send_bytes(data, dest, tag, mode, timeout_s): send an object as bytes; return whether it was done, which is nothing unusual. */
 static PyObject *post_send_bytes(Post *self, PyObject *const *given, Py_ssize_t count) {
@@ -311,7 +152,7 @@ static PyObject *post_send_bytes(Post *self, PyObject *const *given, Py_ssize_t 
     PyObject *done = NULL;
     if (PyByteArray_CheckExact(given[0])) {
         Head head = {.flags = OBJECT, .nbytes = (uint64_t)PyByteArray_Size(given[0])};
-        done = send_now(self, given[0], (const unsigned char *)PyByteArray_AsString(given[0]), head, NULL, given + 1);
+        done = send_now(self, given[0], (const unsigned char *)PyByteArray_AsString(given[0]), head, NULL, given + 1, false);
     }
     if (!done) return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
     Py_DECREF(done);
@@ -334,16 +175,18 @@ static bool wanted_of(const Post *post, PyObject *source, PyObject *tag, PyObjec
     return in_time(seconds) && wanted->source != -2 && wanted->source != post->me && wanted->tag != -2;
 }
 
-/* Whether no message waits for a receive like this, and no other receive for a message. */
-static bool is_next(const Post *post, const Wanted *wanted) {
-    if (PyDict_Size(post->parts[RECEIVES])) return false;
+/* Whether no message waits for a receive like this. */
+static bool is_first(const Post *post, const Wanted *wanted) {
     if (!PyDict_Size(post->parts[LETTERS])) return true;
-    PyObject *key = Py_BuildValue("klL", (unsigned long)post->context, wanted->source == ANY ? (long)ANY : post->ranks[wanted->source], wanted->tag);
+    PyObject *key = key_of(post->context, wanted->source == ANY ? ANY : post->ranks[wanted->source], wanted->tag);
     bool waits = !key || PyDict_GetItemWithError(post->parts[LETTERS], key);
     Py_XDECREF(key);
     PyErr_Clear();
     return !waits;
 }
+
+/* The same, and no other receive waits for a message. */
+static bool is_next(const Post *post, const Wanted *wanted) { return !PyDict_Size(post->parts[RECEIVES]) && is_first(post, wanted); }
 
 static void drive(Post *post, Wanted *wanted) {
     if (wanted->drives) return;
@@ -423,22 +266,8 @@ static long arrived(Post *post, Wanted *wanted) {
     return rank;
 }
 
-/* Read the head and the shape of an opening that has come; return where the data begins, or 0 if it is for Python. */
-static size_t opened(const Post *post, const Lane *lane, const Wanted *wanted, const unsigned char *opening, Head *head, npy_intp *lengths) {
-    memcpy(head, opening, sizeof *head);
-    size_t start = sizeof *head + 8 * (size_t)head->ndim;
-    if (head->kind != EAGER || head->context != post->context || (wanted->tag != ANY && wanted->tag != head->tag) || head->number || head->fields ||
-        (head->flags & (OBJECT | SYNC)) != wanted->flags || head->ndim > MOST_DIMENSIONS || head->nbytes > lane->most)
-        return 0;
-    if (wanted->flags & OBJECT) return head->code || head->ndim ? 0 : start;
-    uint64_t nbytes = post->itemsizes[head->code];
-    for (int i = 0; i < head->ndim; i++) {
-        uint64_t length;
-        memcpy(&length, opening + sizeof *head + 8 * i, 8);
-        if (length > lane->most || (nbytes *= length) > lane->most) return 0; /* also of arrays without elements, which may be of any length */
-        lengths[i] = (npy_intp)length;
-    }
-    return post->dtypes[head->code] && nbytes == head->nbytes ? start : 0;
+static bool meets(const Post *post, const Wanted *wanted, const Head *head) {
+    return head->context == post->context && (wanted->tag == ANY || wanted->tag == head->tag) && (head->flags & OBJECT) == wanted->flags;
 }
 
 /* Take an opening that has come, into memory for all of the message, and what follows it. Return whether Python had to take that, or -1 with an error. */
@@ -472,32 +301,6 @@ static int take(Post *post, long rank, Wanted *wanted, PyObject *into, char *mem
     return done ? 1 : -1;
 }
 
-static int set(Post *post, PyObject *status, int name, PyObject *value) {
-    int failed = value ? PyObject_SetAttr(status, post->parts[name], value) : -1;
-    Py_XDECREF(value);
-    return failed;
-}
-
-/* As Status.fill. */
-static int fill(Post *post, PyObject *status, long rank, const Head *head, const npy_intp *lengths) {
-    size_t itemsize = post->itemsizes[head->code];
-    PyObject *dtype = head->code ? (PyObject *)post->dtypes[head->code] : Py_None, *shape = head->code ? PyTuple_New(head->ndim) : Py_NewRef(Py_None);
-    for (int i = 0; shape && i < head->ndim; i++) PyTuple_SetItem(shape, i, PyLong_FromSsize_t(lengths[i]));
-    uint64_t count = !head->code ? 1 : itemsize ? head->nbytes / itemsize : 0;
-    return set(post, status, SHAPE, shape) || set(post, status, DTYPE, Py_NewRef(dtype)) || set(post, status, SOURCE, PyLong_FromLong(rank)) ||
-           set(post, status, TAG, PyLong_FromLongLong(head->tag)) || set(post, status, COUNT, PyLong_FromUnsignedLongLong(count)) ||
-           set(post, status, NBYTES, PyLong_FromUnsignedLongLong(head->nbytes));
-}
-
-/* The memory of a message: `out`, or new memory; NULL, without an error, if Python must say what is wrong. */
-static PyObject *memory_for(const Post *post, PyObject *out, const Head *head, npy_intp *lengths) {
-    if (head->flags & OBJECT) return PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)head->nbytes);
-    PyArray_Descr *dtype = post->dtypes[head->code];
-    if (out != Py_None) return PyArray_DESCR((PyArrayObject *)out) == dtype && (uint64_t)PyArray_NBYTES((PyArrayObject *)out) >= head->nbytes ? Py_NewRef(out) : NULL;
-    Py_INCREF((PyObject *)dtype);
-    return PyArray_NewFromDescr(&PyArray_Type, dtype, head->ndim, lengths, NULL, NULL, 0, NULL);
-}
-
 /* Receive a message if it is the next one to come; NULL, without an error, if nothing was done. */
 static PyObject *receive_now(Post *post, Wanted *wanted, PyObject *out, PyObject *status, long *rank) {
     PyObject *into = NULL;
@@ -507,8 +310,8 @@ static PyObject *receive_now(Post *post, Wanted *wanted, PyObject *out, PyObject
         npy_intp lengths[MOST_DIMENSIONS];
         const Lane *lane = post->lanes[*rank];
         const unsigned char *opening = lane->box->payload(lane->box->mailbox);
-        size_t start = opened(post, lane, wanted, opening, &head, lengths);
-        into = start ? memory_for(post, out, &head, lengths) : NULL;
+        size_t start = opened(post, lane, opening, &head, lengths);
+        into = start && meets(post, wanted, &head) ? memory_for(post, out, &head, lengths) : NULL;
         if (!into) {
             PyErr_Clear();
         } else {
@@ -555,6 +358,17 @@ static PyObject *post_recv_bytes(Post *self, PyObject *const *given, Py_ssize_t 
     return Py_BuildValue("Nl", into, rank);
 }
 
+/* irecv(source, tag, out, timeout_s): as TaggedCalls._recv_later. */
+static PyObject *post_irecv(Post *self, PyObject *const *given, Py_ssize_t count) {
+    Wanted wanted;
+    if (!counted(count, 4)) return NULL;
+    bool fits = given[2] == Py_None || (PyArray_CheckExact(given[2]) && PyArray_ISCARRAY((PyArrayObject *)given[2]));
+    if (fits && wanted_of(self, given[0], given[1], given[3], &wanted) && wanted.source != ANY && wanted.tag != ANY && is_free(self) &&
+        is_first(self, &wanted) && lane_to(self, wanted.source, ANY))
+        return posted(self, self->ranks[wanted.source], wanted.tag, given[3], wanted.started, given[2]);
+    return slowly(self->parts[IRECV], given, count);
+}
+
 /* iprobe(source, tag): as TaggedCalls._iprobe. */
 static PyObject *post_iprobe(Post *self, PyObject *const *given, Py_ssize_t count) {
     Wanted wanted;
@@ -569,12 +383,12 @@ static PyObject *post_iprobe(Post *self, PyObject *const *given, Py_ssize_t coun
 
 /* The type. */
 
-/* open(office, inside, parked, kept, owing, lanes, receives, letters, shorts): the office of this rank is there. */
+/* open(office, inside, parked, kept, owing, lanes, receives, letters, shorts, matching, call_courier): the office of this rank is there. */
 static PyObject *post_open(Post *self, PyObject *args) {
     PyObject *given[OPENED - OFFICE], *shorts;
     State *state = state_of(TYPE_OF(self));
-    if (!state || !PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!", &given[0], &PySet_Type, &given[1], &PyDict_Type, &given[2], &PyDict_Type, &given[3],
-                                    &PySet_Type, &given[4], &PyDict_Type, &given[5], &PyDict_Type, &given[6], &PyDict_Type, &given[7], state->counters, &shorts))
+    if (!state || !PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OO", &given[0], &PySet_Type, &given[1], &PyDict_Type, &given[2], &PyDict_Type, &given[3],
+                                    &PySet_Type, &given[4], &PyDict_Type, &given[5], &PyDict_Type, &given[6], &PyDict_Type, &given[7], state->counters, &shorts, &given[8], &given[9]))
         return NULL;
     if (self->parts[OFFICE]) Py_RETURN_NONE;
     self->shorts = (Counters *)Py_NewRef(shorts);
@@ -583,13 +397,15 @@ static PyObject *post_open(Post *self, PyObject *args) {
 }
 
 static int post_init(Post *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"caller", "send", "send_on", "recv", "recv_on", "iprobe", "words", "status", "any_rank", "any_tag", "context", "rank", "ranks", "codes", NULL};
+    static char *names[] = {"caller", "send", "send_on", "recv", "recv_on", "iprobe", "isend", "irecv", "words", "status", "any_rank", "any_tag", "sent",
+                            "receive", "receiving", "lock", "deque", "path", "seconds", "context", "rank", "ranks", "codes", NULL};
     PyObject *given[GIVEN], *ranks, *codes, *dtype, *number;
     unsigned long context;
     State *state = state_of(TYPE_OF(self));
     if (!state || self->ranks) return -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOOOOklO!O!", names, state->caller, &given[0], &given[1], &given[2], &given[3], &given[4],
-                                     &given[5], &given[6], &given[7], &given[8], &given[9], &context, &self->me, &PyTuple_Type, &ranks,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOOOOOOOOOOOOO!klO!O!", names, state->caller, &given[0], &given[1], &given[2], &given[3], &given[4],
+                                     &given[5], &given[6], &given[7], &given[8], &given[9], &given[10], &given[11], &given[12], &given[13], &given[14],
+                                     &given[15], &given[16], &given[17], &PyFloat_Type, &given[18], &context, &self->me, &PyTuple_Type, &ranks,
                                      &PyDict_Type, &codes))
         return -1;
     self->context = (uint32_t)context;
@@ -648,7 +464,10 @@ static void post_dealloc(Post *self) {
 
 #define FAST(name) (PyCFunction)(void (*)(void))name, METH_FASTCALL
 static PyMethodDef post_methods[] = {
-    {"open", (PyCFunction)post_open, METH_VARARGS, "open(office, inside, parked, kept, owing, lanes, receives, letters, shorts): begin to make calls."},
+    {"open", (PyCFunction)post_open, METH_VARARGS, "open(office, ...): begin to make calls."},
+    {"isend", FAST(post_isend), "isend(array, dest, tag, mode, timeout_s): begin to send an array; return its work."},
+    {"irecv", FAST(post_irecv), "irecv(source, tag, out, timeout_s): begin to receive an array; return its work."},
+    {"deliver", (PyCFunction)post_deliver, METH_O, "deliver(lane): let messages that have come meet receives that wait; return how many."},
     {"send", FAST(post_send), "send(array, dest, tag, mode, timeout_s): send an array."},
     {"send_bytes", FAST(post_send_bytes), "send_bytes(data, dest, tag, mode, timeout_s): send an object as bytes; return whether that was done."},
     {"recv", FAST(post_recv), "recv(source, tag, out, status, timeout_s): receive an array."},

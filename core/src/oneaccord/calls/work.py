@@ -70,9 +70,9 @@ class Work(Generic[T]):
         self._lock = threading.Lock()
         self._ended = False
         self._process = os.getpid()
-        self._places: list[Place] = []
+        self._places: Sequence[Place] = ()
         self._trace: TracebackType | None = None
-        self._callbacks: list[tuple[Callable[[Work[T]], object], asyncio.AbstractEventLoop | None]] = []
+        self._callbacks: Sequence[tuple[Callable[[Work[T]], object], asyncio.AbstractEventLoop | None]] = ()
         self._takes_stock = False
         self._result: T
         self._error: BaseException | None = None
@@ -132,7 +132,7 @@ class Work(Generic[T]):
             if self._ended:
                 return True
             place = self._turns.runtime.place(for_good=deadline is None and self._waits_are_told)
-            self._places.append(place)
+            self._places = [*self._places, place]
         try:
             place.wait(None if deadline is None else deadline.remaining())
         finally:
@@ -143,8 +143,7 @@ class Work(Generic[T]):
     def _leave(self, place: Place) -> None:
         """Let a thread be forgotten that no longer waits."""
         with self._lock:
-            if place in self._places:
-                self._places.remove(place)
+            self._places = [each for each in self._places if each is not place]
 
     def synchronize(self, timeout_s: float | None = None) -> T:
         """Wait on the host until the call is done, and return its result.
@@ -227,7 +226,7 @@ class Work(Generic[T]):
         with self._lock:
             pending = not self._ended
             if pending:
-                self._callbacks.append((callback, loop))
+                self._callbacks = [*self._callbacks, (callback, loop)]
         if not pending:
             self._tell(callback, loop)
 
@@ -324,8 +323,8 @@ class Work(Generic[T]):
     def _conclude(self) -> None:
         """Let those continue that wait for the end."""
         with self._lock:
-            callbacks, self._callbacks = self._callbacks, []
-            places, self._places = self._places, []
+            callbacks, self._callbacks = self._callbacks, ()
+            places, self._places = self._places, ()
             self._ended = True
             for place in places:
                 place.wake()
@@ -513,7 +512,7 @@ def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | 
         # A wait that will give up may still help others first.
         place = runtime.place(for_good=deadline is None and are_told)
         for work in works:
-            work._places.append(place)
+            work._places = [*work._places, place]
     try:
         place.wait(None if deadline is None else deadline.remaining())
     finally:

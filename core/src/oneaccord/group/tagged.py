@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -17,7 +19,7 @@ from oneaccord.arrays.memory import NOTHING, Array, bytes_of, check_out, contigu
 from oneaccord.calls.arguments import tag_number
 from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG, OBJECT, READY, SYNC
 from oneaccord.calls.post.messages import ANY, ANY_TAG, AnyRank, AnyTag, Letter, Operation, Receive, Send
-from oneaccord.calls.post.requests import Persistent, Request
+from oneaccord.calls.post.requests import Persistent, Receiving, Request, Sent
 from oneaccord.calls.post.status import Status
 from oneaccord.calls.runner import Calls
 from oneaccord.calls.work import Work
@@ -68,17 +70,27 @@ class TaggedCalls(Calls):
     def __init__(self, job: Job, members: Members, paths: Paths, settings: Settings) -> None:
         super().__init__(job, members, paths, settings)
         self._post = post = paths.post
+        post.turns, post.on_failure_seen = self._callbacks, self._saw
         self._plain: Unpacker[Any] | None = None
         self._send_bytes: Callable[..., bool] = _not_compiled
         self._recv_bytes: Callable[..., tuple[bytearray, int] | None] = _not_compiled_either
         if paths.native is not None:
-            python = self._send_tagged, self._send_on, self._recv_tagged, self._recv_on, self._iprobe
+            python = (
+                self._send_tagged,
+                self._send_on,
+                self._recv_tagged,
+                self._recv_on,
+                self._iprobe,
+                self._send_later,
+                self._recv_later,
+            )
+            made_of = _words, Status, ANY, ANY_TAG, Sent, Receive, Receiving, Lock, deque, post, float(settings.timeout_s)
             whose = members.number, members.rank, tuple(members.ranks), CODES
-            post.compiled = made = paths.native.Post(self._caller, *python, _words, Status, ANY, ANY_TAG, *whose)
+            post.compiled = made = paths.native.Post(self._caller, *python, *made_of, *whose)
             # C makes calls that it can make, and hands all others to the methods.
             self._send_tagged, self._send_bytes = made.send, made.send_bytes  # type: ignore[method-assign]
             self._recv_tagged, self._recv_bytes = made.recv, made.recv_bytes  # type: ignore[method-assign]
-            self._iprobe = made.iprobe  # type: ignore[method-assign]
+            self._iprobe, self._send_later, self._recv_later = made.iprobe, made.isend, made.irecv  # type: ignore[method-assign]
 
     def probe(self, source: int | AnyRank = ANY, tag: int | AnyTag = ANY_TAG, *, timeout_s: float | None = None) -> Status:
         """Wait until a message with a tag is there, and say what is known of it. It stays there for a `recv`.
@@ -286,14 +298,18 @@ class TaggedCalls(Calls):
         what = _words("send", "to", peer, number)
         return Send(what, self._members.number, peer, number, bytes_of(source), source.dtype, source.shape, flags)
 
-    def _send_on(self, given: Any, dest: int, tag: int, timeout_s: float | None, gone: int) -> None:
-        """Go on with a send that C has begun."""
+    def _send_on(self, given: Any, dest: int, tag: int, timeout_s: float | None, gone: int, later: bool) -> Work[None] | None:
+        """Go on with a send that C has begun; ``later`` in the background."""
         seconds, peer = self._limit(timeout_s), self._members.ranks[dest]
         is_object = isinstance(given, bytearray)
         what = _words("send_object" if is_object else "send", "to", peer, tag)
         data = memoryview(given) if is_object else bytes_of(given)
         send = Send(what, self._members.number, peer, tag, data, None, (), OBJECT if is_object else 0)
-        self._failing(self._post.send_on, what, send, gone, seconds)
+        if not later:
+            return self._failing(self._post.send_on, what, send, gone, seconds)
+        request: Request[None] = Request(self._post, (send,), _nothing)
+        self._failing(self._post.start, what, (send,), seconds, request, gone)
+        return request
 
     def _flags(self, mode: Any) -> int:
         flags = _FLAGS.get(mode) if isinstance(mode, str) else None
@@ -366,8 +382,8 @@ class TaggedCalls(Calls):
 
     def _recv_on(self, into: Array | bytearray, source: int, about: bytes, came: int, timeout_s: float | None) -> None:
         """Go on with a receive of which C has the first bytes, with the opening ``about`` the message."""
-        is_object = isinstance(into, bytearray)
-        data, seconds = memoryview(into) if is_object else bytes_of(into), self._limit(timeout_s)
+        data = memoryview(into) if isinstance(into, bytearray) else bytes_of(into)
+        is_object, seconds = isinstance(into, bytearray), self._limit(timeout_s)
         what = _words("recv_object" if is_object else "recv", "from", source, NO_TAG)
         receive = Receive(what, self._members.number, source, NO_TAG, None, (), is_object=is_object)
         self._failing(self._post.take_on, what, receive, about, data, came, seconds)
@@ -480,7 +496,7 @@ class TaggedCalls(Calls):
             raise
 
     def _begin_tagged(self, operations: list[Any], seconds: float, request: Request[Any] | None = None) -> None:
-        what = operations[0].what if request is None else request._what
+        what = operations[0].what if request is None or len(operations) == 1 else request._what
         self._failing(self._post.start, what, operations, seconds, request)
 
     def _request(self, operations: list[Any], timeout_s: float | None, make: Callable[[], T]) -> Work[T]:
@@ -490,7 +506,7 @@ class TaggedCalls(Calls):
             done: Work[T] = Work("a message of no rank", self._callbacks, self._saw)
             done.run(make)
             return done
-        request: Request[T] = Request(self._post, tuple(operations), self._callbacks, self._saw, make)
+        request: Request[T] = Request(self._post, tuple(operations), make)
         self._begin_tagged(operations, seconds, request)
         return request
 

@@ -143,6 +143,10 @@ class _RoutedMailbox(Mailbox):
         transfer = self._box.unsent()
         return None if transfer is None else _Routed(transfer, self._way)
 
+    def recall(self, transfer: Transfer) -> bool:
+        """As the mailbox itself."""
+        return isinstance(transfer, _Routed) and self._box.recall(transfer.inner)
+
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
         """As the mailbox itself."""
         try:

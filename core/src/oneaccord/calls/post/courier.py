@@ -35,6 +35,9 @@ class Office(Protocol):
     def lock(self) -> AbstractContextManager[object]: ...
 
     @property
+    def drives(self) -> int: ...
+
+    @property
     def has_work(self) -> bool: ...
 
     @property
@@ -140,9 +143,10 @@ class Courier:
         office = self._office
         while not self._is_over:
             for _ in range(_LINGERS):
+                drives = office.drives
                 time.sleep(_PAUSE_S)
                 try:
-                    while office.has_work and not office.is_driven and not self._is_over:
+                    while drives == office.drives and office.has_work and not office.is_driven and not self._is_over:
                         office.check()
                         if not office.drive_in_background(Deadline(_DRIVES_S)):
                             break

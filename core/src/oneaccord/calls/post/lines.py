@@ -20,6 +20,7 @@ from oneaccord.contract.header import INDEX_AT, NBYTES_AT, NUMBER_AT, POST_CHANN
 __all__ = ["Body", "Line", "Tally"]
 
 _PIECE_BYTES = 1 << 20
+_NOTHING = memoryview(b"")
 Body = tuple[memoryview, Callable[[], None]]
 """The memory for what follows an opening, and what to do when it is there."""
 OnOpening = Callable[["Line", memoryview], Body | None]
@@ -77,6 +78,8 @@ class Line:
         The longest part of an eager message that follows its opening.
     lane
         What the compiled executor needs of this; None if it sends and receives nothing here.
+    deliver
+        ``deliver(lane)`` lets messages that have come meet receives that wait, in C, as far as nothing is unusual; returns how many. None if there is none.
     """
 
     __slots__ = (
@@ -93,6 +96,7 @@ class Line:
         "_reading",
         "_transport",
         "_writing",
+        "deliver",
         "incoming",
         "lane",
         "most",
@@ -109,6 +113,7 @@ class Line:
         self.sent: Tally = sent
         self.taken: Tally = taken
         self.lane: Any = None
+        self.deliver: Callable[[object], int] | None = None
         self.outgoing: Transfer | None = None
         self.incoming: Transfer | None = None
         self.most: int = min(len(box.outgoing[0]), len(box.incoming[0]))
@@ -151,7 +156,12 @@ class Line:
         """
         number = self.sent.next
         self.sent.next = number + 1
-        if self.outgoing is None and not self._queue and (self.lane is None or not self.lane.stopped):
+        lane = self.lane
+        if lane is not None and lane.full:
+            lane.full = False
+            self._writing = self._rest(self._box.unsent(), number - 1, _NOTHING, None)
+            self.write_on()
+        if self.outgoing is None and not self._queue and (lane is None or not lane.stopped):
             self._write(number, head, data, then)
             if self._writing is not None:
                 self.write_on()
@@ -170,7 +180,7 @@ class Line:
         if module is None:
             return None
         headers = bytes(self._out_header), bytes(self._in_header), NUMBER_AT, NBYTES_AT, INDEX_AT
-        return module.Lane(self, self._box, (self.sent, self.taken, begun, met), *headers, OPENING_BYTES, self.most)
+        return module.Lane(self, self.peer, self._box, (self.sent, self.taken, begun, met), *headers, OPENING_BYTES, self.most)
 
     def _number_of_begun(self) -> int:
         return (self._queue[0].number if self._queue else self.sent.next) - 1
@@ -185,10 +195,12 @@ class Line:
             slot[begin : begin + first] = data if first == len(data) else data[:first]
         self._out_number[0] = number
         transfer = box.post(self._out_header, OPENING_BYTES)
-        if transfer is None and first == len(data):
+        if first == len(data):  # its memory may be written to, even if there is no room for another record yet
             if then is not None:
                 then()
-            return
+            if transfer is None:
+                return
+            then = None
         self._writing = self._rest(transfer, number, data[first:], then)
 
     def write_on(self) -> None:
@@ -236,6 +248,10 @@ class Line:
             Whether to take one at most.
         """
         while self.incoming is None:
+            if self.deliver is not None and self.deliver(self.lane):
+                if once:
+                    return
+                continue
             number = self.taken.next
             self._in_number[0] = number
             box = self._box

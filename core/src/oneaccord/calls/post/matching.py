@@ -8,8 +8,9 @@ each kind has a queue of its own.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG
@@ -22,12 +23,21 @@ _Key = tuple[int, int, int]
 
 
 class Matching:
-    """Receives that wait for messages, and messages that wait for receives, of all groups of a rank."""
+    """Receives that wait for messages, and messages that wait for receives, of all groups of a rank.
+
+    Attributes
+    ----------
+    numbers
+        The places of receives and messages among those that wait.
+    wild
+        How many receives take messages of any rank or tag.
+    """
 
     def __init__(self) -> None:
-        self._receives: dict[_Key, OrderedDict[int, Receive]] = {}
+        self._receives: dict[_Key, deque[Receive]] = {}
         self._letters: dict[_Key, OrderedDict[int, Letter]] = {}
-        self._count = 0
+        self.numbers: Iterator[int] = count(1)
+        self.wild: int = 0
 
     def __len__(self) -> int:
         """Return the number of receives that wait."""
@@ -40,16 +50,33 @@ class Matching:
 
     def post(self, receive: Receive) -> None:
         """Let a receive wait for its message."""
-        self._count = receive.number = self._count + 1
-        self._receives.setdefault(receive.key, OrderedDict())[receive.number] = receive
+        receive.number = next(self.numbers)
+        if receive.key[1] == NO_RANK or receive.key[2] == NO_TAG:
+            self.wild += 1
+        waiting = self._receives.get(receive.key)
+        if waiting is None:
+            self._receives[receive.key] = deque((receive,))
+        else:
+            waiting.append(receive)
 
     def withdraw(self, receive: Receive) -> bool:
         """Let a receive wait no longer; return whether it did."""
         waiting = self._receives.get(receive.key)
-        if waiting is None or waiting.pop(receive.number, None) is None:
+        if waiting is None:
             return False
+        if waiting[0] is receive:
+            waiting.popleft()
+        elif waiting[-1] is receive:
+            waiting.pop()
+        else:
+            try:
+                waiting.remove(receive)
+            except ValueError:
+                return False
         if not waiting:
             del self._receives[receive.key]
+        if receive.key[1] == NO_RANK or receive.key[2] == NO_TAG:
+            self.wild -= 1
         return True
 
     def receive_for(self, context: int, source: int, tag: int) -> Receive | None:
@@ -60,7 +87,7 @@ class Matching:
         for key in _keys(context, source, tag):
             waiting = self._receives.get(key)
             if waiting:
-                receive = next(iter(waiting.values()))
+                receive = waiting[0]
                 if first is None or receive.number < first.number:
                     first = receive
         if first is not None:
@@ -69,7 +96,7 @@ class Matching:
 
     def add(self, letter: Letter) -> None:
         """Let a message wait for its receive."""
-        self._count = letter.place = self._count + 1
+        letter.place = next(self.numbers)
         for key in _keys(letter.context, letter.source, letter.tag):
             self._letters.setdefault(key, OrderedDict())[letter.place] = letter
 

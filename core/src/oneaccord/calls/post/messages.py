@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 
 from oneaccord.arrays.memory import Array, bytes_of, new_array
-from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG, OBJECT, Envelope
+from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG, OBJECT, Envelope, opened
 from oneaccord.errors import DTypeError, OneAccordError, OutOfMemoryError, SizeMismatchError
 
 __all__ = ["ANY", "ANY_TAG", "BYTE", "AnyRank", "AnyTag", "Letter", "Operation", "Receive", "Send", "Wildcard"]
@@ -71,17 +71,17 @@ class Operation:
         The operations for which the office drives although no thread may wait; None if this is none of them.
     """
 
-    __slots__ = ("context", "done", "error", "has_begun", "kept_by", "path", "request", "what")
+    # Most calls leave these as they are, and begin and end within a microsecond or two.
+    done: bool = False
+    error: BaseException | None = None
+    has_begun: bool = False
+    request: Handle | None = None
+    path: Owner | None = None
+    kept_by: dict[Operation, tuple[float, float]] | None = None
 
     def __init__(self, what: object, context: int) -> None:
         self.what: object = what
         self.context: int = context
-        self.done: bool = False
-        self.has_begun: bool = False
-        self.error: BaseException | None = None
-        self.request: Handle | None = None
-        self.path: Owner | None = None
-        self.kept_by: dict[Operation, tuple[float, float]] | None = None
 
     def finish(self) -> None:
         """End it, under the lock of the office."""
@@ -126,7 +126,7 @@ class Send(Operation):
         Its number, if the receiver answers it.
     """
 
-    __slots__ = ("data", "dtype", "flags", "number", "peer", "shape", "tag")
+    number: int = 0
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class Send(Operation):
         shape: tuple[int, ...],
         flags: int,
     ) -> None:
-        super().__init__(what, context)
+        self.what = what
+        self.context = context
         self.peer: int = peer
         self.tag: int = tag
         self.data: memoryview = data
         self.dtype: np.dtype[Any] | None = dtype
         self.shape: tuple[int, ...] = shape
         self.flags: int = flags
-        self.number: int = 0
 
     def awaits(self) -> list[int]:
         """Return its receiver."""
@@ -172,36 +172,25 @@ class Letter:
         Its place among the messages that wait.
     """
 
-    __slots__ = (
-        "array",
-        "context",
-        "dtype",
-        "flags",
-        "is_complete",
-        "nbytes",
-        "number",
-        "place",
-        "receive",
-        "shape",
-        "source",
-        "tag",
-        "words",
-    )
+    array: Array | None = None
+    is_complete: bool = False
+    receive: Receive | None = None
+    place: int = 0
 
     def __init__(self, source: int, about: Envelope) -> None:
         self.source: int = source
-        self.context: int = about.context
-        self.tag: int = about.tag
-        self.flags: int = about.flags
-        self.number: int = about.number
-        self.nbytes: int = about.nbytes
-        self.dtype: np.dtype[Any] | None = about.dtype
-        self.shape: tuple[int, ...] = about.shape
-        self.words: str = about.words
-        self.array: Array | None = None
-        self.is_complete: bool = False
-        self.receive: Receive | None = None
-        self.place: int = 0
+        (
+            self.context,
+            _,
+            self.flags,
+            self.tag,
+            self.number,
+            self.nbytes,
+            self.dtype,
+            self.shape,
+            self.words,
+            _,
+        ) = about
 
     @property
     def is_object(self) -> bool:
@@ -240,13 +229,20 @@ class Receive(Operation):
         The ranks of the world that could send it.
     array
         The memory of the message that has come.
-    letter
-        That message.
     number
         Its place among the receives that wait.
+    about
+        The sender and the beginning of the opening of a message that C has received into `array`.
     """
 
-    __slots__ = ("array", "is_object", "key", "letter", "number", "out", "senders", "spill")
+    array: Array | None = None
+    spill: Array | None = None
+    out: Array | None = None
+    is_object: bool = False
+    senders: tuple[int, ...] = ()
+    number: int = 0
+    about: tuple[int, bytes] | None = None
+    _letter: Letter | None = None
 
     def __init__(
         self,
@@ -259,16 +255,28 @@ class Receive(Operation):
         *,
         is_object: bool = False,
     ) -> None:
-        super().__init__(what, context)
-        self.error: BaseException | None = None
+        self.what = what
         self.key: tuple[int, int, int] = (context, source, tag)
-        self.out: Array | None = out
-        self.is_object: bool = is_object
-        self.senders: tuple[int, ...] = senders
-        self.array: Array | None = None
-        self.spill: Array | None = None
-        self.letter: Letter | None = None
-        self.number: int = 0
+        self.out = out
+        self.is_object = is_object
+        self.senders = senders
+
+    @property
+    def context(self) -> int:  # type: ignore[override]
+        """The number of its group."""
+        return self.key[0]
+
+    @property
+    def letter(self) -> Letter | None:
+        """The message that it has met."""
+        if self._letter is None and self.about is not None:
+            source, opening = self.about
+            self._letter = Letter(source, opened(memoryview(opening), source))
+        return self._letter
+
+    @letter.setter
+    def letter(self, letter: Letter) -> None:
+        self._letter = letter
 
     @property
     def is_any(self) -> bool:

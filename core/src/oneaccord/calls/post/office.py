@@ -18,6 +18,8 @@ from typing import Any
 
 from oneaccord.calls.engine.waiting import Overdue, checked_wait
 from oneaccord.calls.post.courier import Courier
+from oneaccord.calls.post.envelopes import NO_RANK
+from oneaccord.calls.post.lines import Line
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.calls.post.sorting import NotReady, Sorter
 from oneaccord.contract.backend import LinkLost, Transfer
@@ -51,12 +53,16 @@ class PostOffice(Sorter):
         self._courier = Courier(self, job.runtime)
         self._inside: set[int] = set()
         self.spun: bool = False
+        """Whether C has just looked for a message for a moment."""
+        self.drives: int = 0
+        """How often a thread of the program has driven."""
         job.control.counted.answers = lambda: self.has_work
 
     def open(self, compiled: Any, shorts: Any) -> None:
         """Let the compiled form of a group's calls use this office; it notes them in ``shorts``."""
         where = self._inside, self._parked, self._kept, self._owing, self.lanes
-        compiled.open(self, *where, *self.matching.waiting, shorts)
+        compiled.open(self, *where, *self.matching.waiting, shorts, self.matching, self._courier.call)
+        self.deliver = compiled.deliver
 
     # As a part of the job
 
@@ -97,22 +103,39 @@ class PostOffice(Sorter):
     def pass_through(self, operation: Send | Receive) -> bool:
         """Begin an operation whose line is there, and look for its message for a moment: the short way of most calls.
 
-        Return whether it has begun; if so, it may have ended as well.
+        Return whether it has begun; if so, it may have ended as well. Not if the calling thread is inside.
         """
-        lines, peers = self._lines, operation.awaits()
-        for peer in peers:
-            if peer not in lines and peer != self._rank:
-                return False
-        line = lines.get(peers[0]) if len(peers) == 1 else None
-        with self.lock:
+        me, lines = get_ident(), self._lines
+        try:
+            self._inside.add(me)
             if isinstance(operation, Send):
-                self.send(operation)
+                if operation.peer not in lines and operation.peer != self._rank:
+                    return False
+                with self.lock:
+                    self.send(operation)
                 return True
-            self.receive(operation)
-            waits = not operation.done and line is not None and line.incoming is None and self._driver is None
-        if waits:
-            self.look(operation)
-        return True
+            source = operation.key[1]
+            line = lines.get(source)
+            if (
+                line is None
+                and source != self._rank
+                and (source != NO_RANK or any(peer not in lines for peer in operation.senders))
+            ):
+                return False
+            with self.lock:
+                self.receive(operation)
+                if operation.done or line is None or line.incoming is not None or self._driver is not None:
+                    return True
+                self._driver = me
+            self._look(operation, line)
+            return True
+        finally:
+            self._inside.discard(me)
+
+    def _is_owing(self, line: Line) -> None:
+        super()._is_owing(line)
+        if self._driver is None:
+            self._courier.call()
 
     def take_on(self, receive: Receive, letter: Letter, data: memoryview, came: int) -> None:
         """As for `Sorter`; whose thread drives no more then."""
@@ -208,6 +231,15 @@ class PostOffice(Sorter):
                     on_stall()
                 patience = Deadline(_FIRST_STALL_S if before != moved else _NEXT_STALL_S)
 
+    def pass_by(self, operation: Operation) -> None:
+        """As `look`, for a thread that is not inside."""
+        me = get_ident()
+        try:
+            self._inside.add(me)
+            self.look(operation)
+        finally:
+            self._inside.discard(me)
+
     def look(self, operation: Operation) -> None:
         """Look for the records of the one rank that could end an operation, for a moment: the way of most receives."""
         peers = operation.awaits()
@@ -218,10 +250,16 @@ class PostOffice(Sorter):
             if self._driver is not None:
                 return
             self._driver = get_ident()
+        self._look(operation, line)
+
+    def _look(self, operation: Operation, line: Line) -> None:
+        """Look for the records of a line, whose driver this thread is, until they end an operation or one must be waited for."""
         try:
             with self.lock:
+                spun, self.spun = self.spun, False
+                line.recall()
                 while not operation.done and line.incoming is None:
-                    line.listen(patient=True, once=True)
+                    line.listen(patient=not spun, once=True)
         finally:
             self._step_back()
 
@@ -291,8 +329,11 @@ class PostOffice(Sorter):
     def _step_back(self) -> None:
         """Let another thread drive."""
         with self.lock:
+            if self._driver is not self._courier:
+                self.drives += 1
             self._driver = None
-            self._owing.difference_update([line for line in self._owing if line.is_idle])
+            if self._owing:
+                self._owing.difference_update([line for line in self._owing if line.is_idle])
             if self._parked:
                 self._wake_able()
                 for place in self._parked:
@@ -337,9 +378,10 @@ class PostOffice(Sorter):
 
     def _wake_able(self) -> None:
         """Wake the threads that let others drive, and need not wait any more. Under the lock."""
-        for place in [place for place, test in self._parked.items() if test()]:
-            del self._parked[place]
-            place.wake()
+        if self._parked:
+            for place in [place for place, test in self._parked.items() if test()]:
+                del self._parked[place]
+                place.wake()
 
     def _ended(self) -> None:
         self._wake_able()
@@ -378,7 +420,7 @@ class PostOffice(Sorter):
     def earliest(self) -> float:
         """Return when the time of the first of the operations is up for which no thread waits."""
         with self.lock:
-            return min((until for until, _ in self._kept.values()), default=float("inf"))
+            return min((until for until, _ in list(self._kept.values())), default=float("inf"))
 
     def time_given(self, operation: Operation) -> float:
         """Return how many seconds an operation had in all."""
@@ -398,20 +440,28 @@ class PostOffice(Sorter):
                 return None
             if not self._runtime.is_simulated:
                 self._look_at = now + 0.05 + 1e-6 * len(self._kept)
-            return next((each for each, (until, _) in self._kept.items() if until <= now), None)
+            # A copy: C begins receives without the lock.
+            return next((each for each, (until, _) in list(self._kept.items()) if until <= now), None)
 
     def kept(self, context: int | None = None) -> list[Operation]:
         """Return the operations for which no thread may wait, of one group or all."""
         with self.lock:
-            return [each for each in self._kept if context in (None, each.context)]
+            return [each for each in list(self._kept) if context in (None, each.context)]
 
     def end(self, operation: Operation, error: BaseException) -> None:
         """End an operation by an error."""
-        with self.lock:
-            if operation.done:
-                return
-            if isinstance(operation, Receive):
-                self.matching.withdraw(operation)
-            operation.error = error
-            operation.finish()
-            self._wake_able()
+        me, inside = get_ident(), self._inside
+        was_inside = me in inside
+        try:
+            inside.add(me)  # C, which takes no lock, begins no receive meanwhile
+            with self.lock:
+                if operation.done:
+                    return
+                if isinstance(operation, Receive):
+                    self.matching.withdraw(operation)
+                operation.error = error
+                operation.finish()
+                self._wake_able()
+        finally:
+            if not was_inside:
+                inside.discard(me)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
@@ -12,6 +13,7 @@ from oneaccord.calls.failures import again, guarded
 from oneaccord.calls.observed import Observation, observed
 from oneaccord.calls.order.call_sequence import CallSequence
 from oneaccord.calls.order.counters import counters_of
+from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.post.account import Account, Kept, about, came
 from oneaccord.calls.post.envelopes import RECORD, opened
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
@@ -45,6 +47,8 @@ class PostPath:
         The post office of this rank.
     compiled
         The compiled form of the group's calls; None if there is none.
+    turns, on_failure_seen, process
+        As for `oneaccord.calls.post.requests.Path`; the group gives the first two.
     """
 
     def __init__(
@@ -61,6 +65,9 @@ class PostPath:
         shorts = None if module is None else counters_of(module, members.channel + 1, call_sequence.counters, kept)
         self._shorts = Kept(kept, shorts)
         self.compiled: Any = None
+        self.turns: Turns
+        self.on_failure_seen: Callable[[], None]
+        self.process: int = os.getpid()
         self.others: tuple[int, ...] = tuple(rank for rank in members.ranks if rank != job.rank)
 
     @property
@@ -137,8 +144,7 @@ class PostPath:
             return False
         started = self._runtime.now()
         try:
-            with office.entered(what):
-                operation.has_begun = office.pass_through(operation)
+            operation.has_begun = office.pass_through(operation)
         except BaseException as error:  # noqa: BLE001 - raised as the first cause
             number, deadline = sequence.count_message(), Deadline(1.0)
             guarded(self._job, self._members, number, RECORD, deadline, partial(again, self._told(error, [operation])), what)
@@ -255,7 +261,7 @@ class PostPath:
             ends = partial(_all_done, operations) if test is None else test
             if test is None:
                 one = operations[0]
-                if not one.done and len(operations) == 1 and not runtime.is_simulated:
+                if not one.done and not one.has_begun and len(operations) == 1 and not runtime.is_simulated:
                     office.look(one)
                 if ends():
                     return
@@ -313,8 +319,12 @@ class PostPath:
         operations: Sequence[Operation],
         timeout_s: float,
         request: Request[Any] | None = None,
+        gone: int | None = None,
     ) -> None:
-        """Begin operations for which the program waits later, by a ``request``, if at all; raises as `run`."""
+        """Begin operations for which the program waits later, by a ``request``, if at all; raises as `run`.
+
+        ``gone`` is how many bytes of a send have left that C has begun.
+        """
         office, sequence, runtime = self.office, self._call_sequence, self._runtime
         office.check_not_inside(what)
         number = sequence.count_message()
@@ -325,9 +335,12 @@ class PostPath:
             with office.entered(what):
                 self._connect(operations, timeout_s)
                 with office.lock:
-                    self._begin_all(operations)
+                    if gone is None:
+                        self._begin_all(operations)
                     for each in operations:
                         each.path = self
+                        if gone is not None and isinstance(each, Send):
+                            office.send_on(each, gone)
                         office.keep(each, timeout_s)
                     if request is not None:
                         self._shorts.running[request] = self._members.channel + 1, number, what, started, 0.0
@@ -371,6 +384,10 @@ class PostPath:
     def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None, *, is_last: bool = False) -> None:
         """Wait until some operations have ended, or until a deadline of the caller's, who may then help others unless this ``is_last``; their errors are theirs."""
         office, sequence, runtime = self.office, self._call_sequence, self._runtime
+        if len(operations) == 1 and not runtime.is_simulated and not office.is_taken_by_caller:
+            self._waited(operations, partial(office.pass_by, operations[0]), is_own=False)
+            if operations[0].done:
+                return
         test = partial(_all_done, operations)
         record: Record | None = None
         number = sequence.messages
@@ -389,8 +406,6 @@ class PostPath:
             if runtime.is_simulated:
                 record = sequence.record_message(f"wait for {_names(operations)}", number)
                 record.wait = self._wait(record, operations)
-            elif len(operations) == 1:
-                office.look(operations[0])
             if not test():
                 # A thread that gives up may help others then, and is no part of a deadlock.
                 on_stall = None if runtime.is_simulated else stalled if until is own or is_last else _nothing

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import Lock
+from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from oneaccord.calls.order.turns import Turns
@@ -12,15 +14,28 @@ from oneaccord.calls.post.messages import Letter, Operation, Receive
 from oneaccord.calls.post.status import Status
 from oneaccord.calls.work import Work
 from oneaccord.contract.deadline import Deadline
+from oneaccord.contract.runtime import Place
 from oneaccord.errors import CommError, UsageError
 
-__all__ = ["Cancelled", "Persistent", "Request"]
+__all__ = ["Cancelled", "Persistent", "Receiving", "Request", "Sent"]
 
 T = TypeVar("T")
 
 
 class Path(Protocol):
-    """The path of a group's messages, as far as a request needs it."""
+    """The path of a group's messages, as far as a request needs it.
+
+    Attributes
+    ----------
+    turns, on_failure_seen
+        As for `Work`.
+    process
+        The process of the group.
+    """
+
+    turns: Turns
+    on_failure_seen: Callable[[], None]
+    process: int
 
     def status_of(self, letter: Letter, status: Status | None = None) -> Status:
         """Return what is known of a message."""
@@ -52,29 +67,40 @@ class Request(Work[T], Generic[T]):
         Its sends and receives.
     """
 
-    __slots__ = ("_account", "_make", "_path", "operations")
+    # Most requests leave these as they are: what each has of its own is made when it is needed.
+    _ended: bool = False
+    _error: BaseException | None = None
+    _trace: TracebackType | None = None
+    _takes_stock: bool = False
+    _places: Sequence[Place] = ()
+    _callbacks: Sequence[Any] = ()
+    _make: Callable[[], T] | None = None
+    _result: T = None  # type: ignore[assignment]
+    _account: Account | None = None
 
-    def __init__(
-        self,
-        path: Path,
-        operations: tuple[Operation, ...],
-        turns: Turns,
-        on_failure_seen: Callable[[], None],
-        make: Callable[[], T],
-    ) -> None:
-        super().__init__("", turns, on_failure_seen)
+    def __init__(self, path: Path, operations: tuple[Operation, ...], make: Callable[[], T]) -> None:
+        self._lock = Lock()
         self._path = path
         self.operations: tuple[Operation, ...] = operations
-        self._account: Account | None = None
-        self._make: Callable[[], T] | None = make
+        self._make = make
+
+    # What is the same for all requests of a group, its path knows.
 
     @property
-    def _what(self) -> str:
-        return " and ".join(str(each.what) for each in self.operations)
+    def _turns(self) -> Turns:  # type: ignore[override]
+        return self._path.turns
 
-    @_what.setter
-    def _what(self, value: str) -> None:
-        pass
+    @property
+    def _on_failure_seen(self) -> Callable[[], None]:  # type: ignore[override]
+        return self._path.on_failure_seen
+
+    @property
+    def _process(self) -> int:  # type: ignore[override]
+        return self._path.process
+
+    @property
+    def _what(self) -> str:  # type: ignore[override]
+        return " and ".join(str(each.what) for each in self.operations)
 
     @property
     def status(self) -> Status | None:
@@ -114,9 +140,15 @@ class Request(Work[T], Generic[T]):
 
     def end(self) -> None:
         """Take note that an operation has ended; under the lock of the office."""
-        if self._ended or not all(each.done for each in self.operations):
+        for each in self.operations:
+            if not each.done:
+                return
+        for each in self.operations:
+            if each.error is not None:
+                self._error = each.error
+                break
+        if self._ended:
             return
-        self._error = next((each.error for each in self.operations if each.error is not None), None)
         if self._error is None:
             self._path.took(self.operations)
         account, self._account = self._account, None
@@ -127,13 +159,13 @@ class Request(Work[T], Generic[T]):
         if not self._ended and not self._ends_by(deadline):
             raise self._late(deadline)
         if self._error is not None:
-            if isinstance(self._error, CommError) and self._on_failure_seen is not None:
+            if isinstance(self._error, CommError):
                 self._on_failure_seen()
             raise self._error.with_traceback(self._trace)
-        make, self._make = self._make, None
+        make = self._make
         if make is not None:
             try:
-                self._result = make()
+                self._result, self._make = make(), None
             except BaseException as error:
                 self._error, self._trace = error, error.__traceback__
                 raise
@@ -147,6 +179,41 @@ class Request(Work[T], Generic[T]):
     def _expect_end(self) -> None:
         """Let the office move it while this thread waits for several works."""
         self._path.poll(self.operations)
+
+
+class Receiving(Request[Any]):
+    """A receive of one array into new memory or a plain NumPy array; C makes most of them, without `__init__`."""
+
+    def _finish(self, deadline: Deadline | None) -> Any:
+        if not self._ended or self._error is not None:
+            super()._finish(deadline)
+        receive = self.operations[0]
+        assert isinstance(receive, Receive)
+        return receive.array
+
+
+class Sent(Request[None]):
+    """A send that ended when it began, ``_words`` in words; C makes it, without `__init__`."""
+
+    _ended = True
+    operations = ()
+    _lock = Lock()
+    _words: object
+
+    @property
+    def _what(self) -> str:  # type: ignore[override]
+        return str(self._words)
+
+    @property
+    def status(self) -> None:
+        """As for `Work`."""
+
+    def cancel(self) -> bool:
+        """As for `Work`."""
+        return False
+
+    def _finish(self, deadline: Deadline | None) -> None:
+        pass
 
 
 class Cancelled(UsageError):

@@ -66,6 +66,8 @@ class Sorter:
         The receives and messages that wait for each other.
     lanes
         What the compiled executor needs of the lines to other ranks.
+    deliver
+        As for `Line`.
     """
 
     def __init__(self, job: Job) -> None:
@@ -77,6 +79,7 @@ class Sorter:
         self._transport: Transport | None = None
         self._lines: dict[int, Line] = {}
         self.lanes: dict[int, Any] = {}
+        self.deliver: Callable[[object], int] | None = None
         self._connecting = threading.Lock()
         self._numbers = 0
         self._unanswered: dict[int, Send] = {}
@@ -118,7 +121,7 @@ class Sorter:
                 self._lines[peer] = line
                 line.lane = line.compiled(begun, met)
                 if line.lane is not None:
-                    self.lanes[peer] = line.lane
+                    self.lanes[peer], line.deliver = line.lane, self.deliver
             self._interrupt()
 
     def counts(self, peer: int) -> tuple[int, int]:
@@ -145,7 +148,13 @@ class Sorter:
             line.push(head, send.data[:0])
         else:
             line.push(head, send.data, None if answered else send.finish)
-        if line.outgoing is not None and self._driver is not None:
+        if line.outgoing is not None:
+            self._is_owing(line)
+
+    def _is_owing(self, line: Line) -> None:
+        """Let a line be driven that has something to send, even if no thread waits for it."""
+        self._owing.add(line)
+        if self._driver is not None:
             self._interrupt()
 
     def send_on(self, send: Send, gone: int) -> None:
@@ -243,9 +252,7 @@ class Sorter:
         line = self._lines[letter.source]
         line.push(answer(kind, letter.number, nbytes), _NOTHING)
         if not line.is_idle:
-            self._owing.add(line)
-            if self._driver is not None:
-                self._interrupt()
+            self._is_owing(line)
 
     def _answered(self, number: int) -> Send | None:
         send = self._unanswered.pop(number, None)
