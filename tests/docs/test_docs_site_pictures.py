@@ -58,11 +58,17 @@ def button(player: Any, name: str) -> Any:
     return player.get_by_role("button", name=name, exact=True)
 
 
+def chooser(where: Any, name: str) -> Any:
+    return where.get_by_role("combobox", name=name, exact=True)
+
+
+def slider(where: Any, name: str) -> Any:
+    return where.get_by_role("slider", name=name, exact=True)
+
+
 def result_of(player: Any, rank: int) -> list[str]:
     """What the cells of a rank's result hold, as their titles say."""
-    titles = player.locator("title").all_inner_texts() or player.locator("title").evaluate_all(
-        "all => all.map(t => t.textContent)"
-    )
+    titles = player.locator("title").evaluate_all("all => all.map((each) => each.textContent)")
     return [title.partition(": ")[2] for title in titles if title.startswith(f"rank {rank}, result")]
 
 
@@ -113,11 +119,11 @@ def test_a_player_out_of_view_does_not_start(open_page: Open) -> None:
 def test_the_slider_goes_to_any_step_by_keys(open_page: Open) -> None:
     page = open_page("reference/algorithms", **STILL)
     player = player_of(page, "rabenseifner_all_reduce")
-    slider = player.get_by_role("slider", name="Step")
-    slider.focus()
+    step = slider(player, "Step")
+    step.focus()
     page.keyboard.press("End")
     assert words(player).endswith("Done.")
-    assert slider.get_attribute("aria-valuetext") == "4 of 4"
+    assert step.get_attribute("aria-valuetext") == "4 of 4"
     page.keyboard.press("ArrowLeft")
     assert words(player).startswith("Step 3 of 4.")
 
@@ -138,16 +144,14 @@ def test_a_player_works_by_the_keyboard_alone(open_page: Open) -> None:
 def test_a_world_and_a_root_can_be_chosen(open_page: Open) -> None:
     page = open_page("reference/algorithms", **STILL)
     player = player_of(page, "binomial_gather")
-    player.get_by_label("Ranks").select_option("7")
-    player.get_by_label("Root").select_option("5")
-    player.get_by_role("slider", name="Step").evaluate(
-        "each => { each.value = each.max; each.dispatchEvent(new Event('input')) }"
-    )
+    chooser(player, "Ranks").select_option("7")
+    chooser(player, "Root").select_option("5")
+    slider(player, "Step").evaluate("each => { each.value = each.max; each.dispatchEvent(new Event('input')) }")
     assert player.locator("svg[role=img]").get_attribute("aria-label") == "binomial gather, 7 ranks, root 5"
     assert result_of(player, 5) == [f"{rank} of rank {rank}" for rank in range(7)]
     assert result_of(player, 0) == []
-    player.get_by_label("Ranks").select_option("3")
-    assert player.get_by_label("Root").input_value() == "2"
+    chooser(player, "Ranks").select_option("3")
+    assert chooser(player, "Root").input_value() == "2"
 
 
 def test_every_player_loads_and_keeps_its_ranks_apart(open_page: Open) -> None:
@@ -163,8 +167,8 @@ def test_every_player_loads_and_keeps_its_ranks_apart(open_page: Open) -> None:
     }"""
     for name in names:
         player = player_of(page, name)
-        for world in player.get_by_label("Ranks").locator("option").all_inner_texts():
-            player.get_by_label("Ranks").select_option(world)
+        for world in chooser(player, "Ranks").locator("option").all_inner_texts():
+            chooser(player, "Ranks").select_option(world)
             assert player.evaluate(apart), (name, world)
 
 
@@ -183,14 +187,14 @@ def test_the_curves_follow_the_sliders_and_the_collective(open_page: Open) -> No
     chart.scroll_into_view_if_needed()
     values = chart.locator(".curves-values")
     assert "hierarchical" in values.inner_text()
-    chart.get_by_label("Ranks").focus()
+    slider(chart, "Ranks").focus()
     page.keyboard.press("Home")
-    assert chart.get_by_label("Ranks").get_attribute("aria-valuetext") == "2 ranks on one host"
+    assert slider(chart, "Ranks").get_attribute("aria-valuetext") == "2 ranks on one host"
     assert "hierarchical" not in values.inner_text()  # it needs two hosts
-    chart.get_by_label("Collective").select_option("broadcast")
+    chooser(chart, "Collective").select_option("broadcast")
     assert "scatter_doubling" in values.inner_text()
     before = values.inner_text()
-    chart.get_by_label("Bytes").focus()
+    slider(chart, "Bytes of the call").focus()
     page.keyboard.press("End")
     assert values.inner_text() != before
     assert values.inner_text().count("(chosen)") == 1
@@ -207,6 +211,6 @@ def test_the_curves_say_the_values_under_the_pointer(open_page: Open) -> None:
     stage.scroll_into_view_if_needed()
     box = stage.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 24, box["y"] + 100)
-    assert page.get_by_label("Bytes").get_attribute("aria-valuetext") == "1 GiB"
+    assert slider(page, "Bytes of the call").get_attribute("aria-valuetext") == "1 GiB"
     page.mouse.move(box["x"] + 60, box["y"] + 100)
-    assert page.get_by_label("Bytes").get_attribute("aria-valuetext") == "64 B"
+    assert slider(page, "Bytes of the call").get_attribute("aria-valuetext") == "64 B"

@@ -27,7 +27,7 @@
       this.figure = figure;
       const option = (name) => node("option", {}, name);
       const slider = (label, last, value) => node("input", { type: "range", min: 0, max: last, value, "aria-label": label });
-      this.collective = node("select", {}, ...Object.keys(worlds[0][1]).map(option));
+      this.collective = node("select", { "aria-label": "Collective" }, ...Object.keys(worlds[0][1]).map(option));
       this.collective.value = figure.dataset.first;
       this.world = slider("Ranks", worlds.length - 1, worlds.length - 1);
       this.bytes = slider("Bytes of the call", sizes.length - 1, Math.floor(sizes.length / 2));

@@ -119,8 +119,8 @@
       this.play = button("play", "Play");
       this.forward = button("forward", "Step forward");
       this.slider = node("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Step" });
-      this.world = node("select");
-      this.root = node("select");
+      this.world = node("select", { "aria-label": "Ranks" });
+      this.root = node("select", { "aria-label": "Root" });
       this.rooted = node("label", { hidden: "" }, "Root ", this.root);
       this.words = node("p", { class: "player-words", id: `player-${figure.dataset.player}` });
       this.stage = node("div", { class: "player-stage" });
