@@ -17,6 +17,8 @@ KIB, MIB = 1 << 10, 1 << 20
 OPENING = 1288
 """The bytes of an array that travel in its opening."""
 SIZES = [
+    64 * KIB + OPENING,
+    64 * KIB + OPENING + 1,
     128 * KIB - 1,
     128 * KIB + 1,
     128 * KIB + OPENING,
@@ -27,7 +29,7 @@ SIZES = [
     5 * MIB + 3,
 ]
 WAYS: dict[str, dict[str, Any]] = {
-    "lent": {"single_copy": True, "single_copy_bytes": 128 * KIB},
+    "lent": {"single_copy": True, "single_copy_bytes": 64 * KIB},
     "slots": {"single_copy": False},
     "few slots": {"single_copy": False, "segment_bytes": 1 << 20},
 }

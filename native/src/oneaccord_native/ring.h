@@ -29,6 +29,8 @@ typedef struct {
     _Atomic uint64_t lending; /* the number of the message that is lent, 0 if none is; the receiving thread looks at it, too */
     const unsigned char *lent;
     size_t lent_bytes;
+    const unsigned char *readable; /* the memory that was lent last, and so can be */
+    size_t readable_bytes;
     bool stands, refuses; /* whether the peer's pledge was seen since the message was lent; whether its memory cannot be written */
     _Atomic bool over;    /* whether the peer may write no more */
     _Atomic uint64_t drawing; /* the number of the message that is copied from the peer, 0 if none is */

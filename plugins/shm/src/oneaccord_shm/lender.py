@@ -23,7 +23,7 @@ from oneaccord_shm.segment import TOKEN_BYTES, Segment
 __all__ = ["Lender", "can_lend", "measured_bytes", "withdraw"]
 
 _BOUNCE_BYTES = 64 << 10
-_LEAST_LENT_BYTES, _MOST_LENT_BYTES = 128 << 10, 16 << 20
+_LEAST_LENT_BYTES, _MOST_LENT_BYTES = 64 << 10, 16 << 20
 _TRIED_BYTES = 256 << 10
 _TRIES = 5
 _WORTH = 6.0

@@ -46,7 +46,7 @@ class ShmConfig(BackendConfig):
         le=1 << 40,
         description=(
             "Messages of more bytes are copied once, unless they are to be reduced and fit into a slot; shorter ones pass through slots. "
-            "By default 128 KiB, or 16 MiB where a measurement at the start finds the copy by the system slow. The largest value of all ranks counts."
+            "By default 64 KiB, or 16 MiB where a measurement at the start finds the copy by the system slow. The largest value of all ranks counts."
         ),
     )
     spin_us: int = Field(
