@@ -54,8 +54,7 @@ class World:
 
 
 _OVER_ALL = frozenset(
-    f"test_group_{topic}"
-    for topic in ("async", "async_messages", "collectives", "point_to_point", "shortcuts", "split", "tagged", "threads")
+    f"test_group_{topic}" for topic in ("async", "collectives", "point_to_point", "shortcuts", "split", "tagged", "threads")
 ) | {"test_window"}
 """What a backend can get wrong. The rest is core's own, and is the same over all of them."""
 

@@ -420,29 +420,3 @@ def test_an_observer_that_raises_breaks_no_request(plugin: Plugin, caplog: pytes
 
     must(thread_world(program, 2, "shm"))
     assert len(caplog.records) == 2  # once for each of the two hooks
-
-
-@pytest.mark.parametrize("backend", ["shm", "simulated"])
-def test_observers_see_messages_in_the_background(plugin: Plugin, backend: str) -> None:
-    def program(group: Group) -> None:
-        other = 1 - group.rank
-        for _ in range(3):  # the first has a thread, which connects
-            works = [group.send_async(np.zeros(3), other), group.recv_async(other)]
-            works += [group.send_object_async([1], other), group.recv_object_async(other)]
-            oa.wait_all(works)
-        if group.rank:
-            group.recv_async(0, timeout_s=0.2).wait()
-        oa.sleep(1.0)
-        group.barrier()
-
-    assert [type(error) for error in thread_world(program, 2, backend)] == [oa.DeadlineError] * 2
-    sends, receives = _told(plugin.events, 0, "send"), _told(plugin.events, 0, "recv")
-    assert sends == [("send to rank 1", 24, "float64", "NoneType", ended) for _ in range(3) for ended in (False, True)]
-    assert receives.count(("recv from rank 1", 0, "", "NoneType", False)) == 3
-    assert receives.count(("recv from rank 1", 24, "float64", "NoneType", True)) == 3
-    objects = _told(plugin.events, 0, "recv_object")
-    assert objects.count(("recv_object from rank 1", 2, "", "NoneType", True)) == 3
-    assert _told(plugin.events, 1, "recv")[-2:] == [
-        ("recv from rank 0", 0, "", "NoneType", False),
-        ("recv from rank 0", 0, "", "DeadlineError", True),
-    ]

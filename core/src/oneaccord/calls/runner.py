@@ -25,7 +25,6 @@ from oneaccord.calls.host.actions import HostAction
 from oneaccord.calls.host.plans import VECTOR
 from oneaccord.calls.inputs import Inputs
 from oneaccord.calls.messages.actions import MessageAction, Words
-from oneaccord.calls.messages.fast import CachedRecv, CachedSend
 from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.paths import Action, HostFast, Paths
 from oneaccord.calls.programs import CallBuilder
@@ -33,7 +32,7 @@ from oneaccord.calls.request import SLOW_PATH, CallSteps, Message, Operation, Si
 from oneaccord.calls.work import Work
 from oneaccord.config import Settings
 from oneaccord.contract.deadline import Deadline
-from oneaccord.errors import CommError, DeadlineError, InternalError, UsageError
+from oneaccord.errors import CommError, DeadlineError, UsageError
 from oneaccord.job.group_ranks import Members
 from oneaccord.job.job import Job
 from oneaccord.runtime.computer import COMPUTER
@@ -53,12 +52,7 @@ _Place = tuple[Key, np.dtype[Any], tuple[int, ...]]
 """A key, and the dtype and shape of the array."""
 
 
-_TURN_HOLDERS = (
-    "oneaccord.calls.messages.background",
-    "oneaccord.calls.runner",
-    "oneaccord.group.collectives",
-    "oneaccord.group.messages",
-)
+_TURN_HOLDERS = ("oneaccord.calls.runner", "oneaccord.group.collectives", "oneaccord.group.messages")
 
 
 def _has_interrupted_a_call() -> bool:
@@ -121,16 +115,6 @@ class Call:
         result = self.action.run(deadline)
         with awaited(self._job, self._members, self.name):
             self._go_on(result)
-
-    def result(self, result: Any) -> Any:
-        """Return the caller's result, of that of the only step."""
-        if self._program is None:
-            return result
-        try:
-            self._go_on(result)
-        except StopIteration as end:
-            return end.value
-        raise InternalError(f"{self.name} has more steps than one")
 
     def run(self, deadline: Deadline) -> Any:
         """Carry out the remaining steps, and return the caller's result."""
@@ -287,8 +271,6 @@ class Calls:
                 seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
                 if not self._call_sequence.is_usable:
                     self._check_open(name)
-                if isinstance(fast, CachedSend | CachedRecv) and self._paths.messages.goes_by_itself(fast.turns):
-                    return self._paths.messages.background.begin(fast, array, out, seconds, self._callbacks, self._saw)
                 work: Work[Any] = Work(name, self._callbacks, self._saw)
                 turns.submit(partial(work.run, partial(action, seconds)))
                 return work
@@ -439,13 +421,6 @@ class Calls:
         self._check_open(call.name)
         if call.is_on_device:
             return self._beside(call, seconds)
-        if isinstance(call.action, MessageAction) and self._inputs is None:
-            if not self._paths.plugins.settled:
-                self._paths.plugins.load_extensions()
-            entry = call.action.entry(seconds, self._callbacks, self._saw, partial(self._result_of, call, then))
-            if entry is not None:
-                self._paths.messages.background.submit(entry)
-                return entry
         work: Work[Any] = Work(call.name, self._callbacks, self._saw)
         runtime = self._job.runtime
         turns = next(iter(call.action.turns), None) or self._call_sequence.direction(None, is_send=True)
@@ -461,13 +436,6 @@ class Calls:
 
         turns.submit(runtime.on_behalf(lambda: work.run(run)))
         return work
-
-    def _result_of(self, call: Call, then: Callable[[], None] | None, result: Any) -> Any:
-        """Return the caller's result of a call of one message that has moved in the background."""
-        result = call.result(result)
-        if then is not None:
-            then()
-        return result
 
     def _beside(self, call: Call, timeout_s: float) -> Work[Any]:
         """Enqueue a call beside the caller's stream, in this thread if its turn is now and it need not wait for the other ranks."""

@@ -316,10 +316,6 @@ class Work(Generic[T]):
             self._trace = error.__traceback__
         self._conclude()
 
-    def end_at_once(self, result: T) -> None:
-        """End with a result, before anyone else has the handle; for core."""
-        self._result, self._ended = result, True
-
     def _conclude(self) -> None:
         """Let those continue that wait for the end."""
         with self._lock:

@@ -148,7 +148,8 @@ def oneaccord_collective_started(event: OperationEvent) -> None:
 def oneaccord_collective_finished(event: OperationEvent) -> None:
     """See a collective end, well or badly, on the thread that ran it. Once for each `oneaccord_collective_started`.
 
-    A send or a receive in the background starts on the thread that makes it, or that ends the one before it, and ends on the thread that finds its end, before any ``wait()`` for it returns.
+    A request with a tag, such as ``send_async(x, 1, tag=0)``, starts on the thread that makes it, and ends on the one that finds its end, before
+    any ``wait()`` for it returns.
 
     Parameters
     ----------

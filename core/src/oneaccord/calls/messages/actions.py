@@ -16,7 +16,6 @@ from oneaccord.arrays.memory import NOTHING, Array, contiguous, copy_of, given, 
 from oneaccord.calls.engine.adapter import mailbox_of
 from oneaccord.calls.engine.waiting import StallCallback
 from oneaccord.calls.failures import guarded
-from oneaccord.calls.messages.background import Background, MessageWork
 from oneaccord.calls.messages.fast import CachedExchange, CachedRecv, CachedSend, End
 from oneaccord.calls.messages.point_to_point import AT_BEGINNING, OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
 from oneaccord.calls.observed import observed
@@ -50,7 +49,6 @@ class MessagePath:
         self.call_sequence: CallSequence = call_sequence
         self._channel = members.channel + 1
         self._transport: Transport | None = None
-        self._background: Background | None = None
         self._boxes: dict[int, Mailbox] = {}
         self._opening = threading.Lock()
 
@@ -65,30 +63,8 @@ class MessagePath:
         target = out if out is None or out.flags.c_contiguous else new_array(out.shape, out.dtype)
         return MessageAction(self, message, sending, target)
 
-    @property
-    def background(self) -> Background:
-        """What moves messages in the background, once the transport is open."""
-        if self._background is None:
-            assert self._transport is not None
-            with self._opening:
-                if self._background is None:
-                    self._background = Background(self, self._transport, self._boxes, self._plugins)
-        return self._background
-
-    def goes_by_itself(self, direction: Direction) -> bool:
-        """Return whether a message of a direction needs no thread: its peer is connected, and time is the computer's own."""
-        return direction.rank in self._boxes and not self.job.runtime.is_simulated
-
-    def mismatch(self, problem: DescriptionMismatch, what: object) -> BaseException:
-        """Return the error of a message that does not fit, which ends the job."""
-        text = f"{what} on rank {self.job.rank}: {problem.problem}"
-        members = list(self.members.ranks)
-        return self.job.fail(Report("mismatch", text, problem.peer, str(what), self._channel, members=members))
-
     def close(self) -> None:
         """Give back the transport; no call may follow."""
-        if self._background is not None:
-            self._background.close()
         if self._transport is not None:
             self._transport.close()
 
@@ -230,7 +206,9 @@ class MessagePath:
         try:
             move(transport, self._boxes, outgoing, incoming, deadline, stall, steps=steps)
         except DescriptionMismatch as mismatch:
-            raise self.mismatch(mismatch, what) from None
+            text = f"{what} on rank {self.job.rank}: {mismatch.problem}"
+            members = list(self.members.ranks)
+            raise self.job.fail(Report("mismatch", text, mismatch.peer, str(what), self._channel, members=members)) from None
 
     def _connected(self, peers: list[int], deadline: Deadline) -> Transport:
         """Return the transport, ready to talk to these peers."""
@@ -295,46 +273,6 @@ class MessageAction:
         self._target = np.empty_like(self._target)
         return partial(given, out, message.give)
 
-    def entry(
-        self, seconds: float, turns: Turns, on_failure_seen: Callable[[], None], make: Callable[[Any], Any]
-    ) -> MessageWork | None:
-        """Return the handle with which it moves in the background without a thread; None if it needs one.
-
-        Parameters
-        ----------
-        seconds, turns, on_failure_seen
-            As for `MessageWork`.
-        make
-            Returns the caller's result, of that of `run`.
-        """
-        path = self._path
-        if len(self.turns) != 1:
-            return None
-        direction = self.sending or self.receiving
-        if direction is None or not path.goes_by_itself(direction):
-            return None
-        array = self._sent if direction.is_send else self._target
-        return MessageWork(
-            path.background,
-            self.what,
-            direction,
-            array,
-            self._message.signature,
-            seconds,
-            turns,
-            on_failure_seen,
-            lambda came: make(self._result(came)),
-            None,
-        )
-
-    def _result(self, came: Array | None) -> Any:
-        """Return the caller's result, of the array that has come."""
-        if self.receiving is None:
-            return None
-        out, give = self._message.target, self._message.give
-        assert not isinstance(out, DeviceArray)
-        return given(out, give, NOTHING if came is None else came)
-
     def run(self, deadline: Deadline) -> Any:
         """Move it; return the received array, None if there is none.
 
@@ -351,7 +289,11 @@ class MessageAction:
         if self.receiving is not None:
             incoming = path.incoming(self.receiving, self.receiving.next(), self._target, signature)
         path.move(outgoing, incoming, self.what, deadline, signature)
-        return self._result(None if incoming is None else incoming.array)
+        if incoming is None:
+            return None
+        out, give = self._message.target, self._message.give
+        assert not isinstance(out, DeviceArray)
+        return given(out, give, NOTHING if incoming.array is None else incoming.array)
 
 
 class Words:

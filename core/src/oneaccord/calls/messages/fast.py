@@ -69,18 +69,16 @@ class _Fast(ABC):
     ----------
     turns
         The direction's counters, if it takes turns.
-    name, what
-        The call in words, and an object that makes them.
     """
 
-    __slots__ = ("_box", "_end", "_header", "_number", "_number_at", "_tags", "name", "turns", "what")
+    __slots__ = ("_box", "_end", "_header", "_name", "_number", "_number_at", "_tags", "_what", "turns")
 
     def __init__(self, end: End) -> None:
         self._end = end
         self.turns: Direction = end.direction
-        self.name: str = str(end.what)
+        self._name = str(end.what)
         self._box = end.box
-        self.what: object = end.what
+        self._what = end.what
         self._header, self._number_at = self._blank_header(OPENING_BYTES, 0)
         self._number = memoryview(self._header)[self._number_at : self._number_at + 8].cast("Q")
         slots = end.box.outgoing if end.direction.is_send else end.box.incoming
@@ -110,7 +108,7 @@ class _Fast(ABC):
 
     def later(self, array: Any, out: Any) -> Later | None:
         """Return the call to be made later: its words, its turn, and a function that makes it within a number of seconds; None for the slow path."""
-        return (self.name, self.turns, partial(self._in_turn, array, out)) if self._fits(array, out) else None
+        return (self._name, self.turns, partial(self._in_turn, array, out)) if self._fits(array, out) else None
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
         """Make the call, and return the received array, in ``out`` or as a new array; `SLOW_PATH` if it must take that path.
@@ -139,7 +137,7 @@ class _Fast(ABC):
         if self._box.compiled is None:
             return None
         turns = self.turns
-        own = self, turns, turns.counters, self.what, example(dtype, shape)
+        own = self, turns, turns.counters, self._what, example(dtype, shape)
         return *own, self._box, bytes(self._header), self._number_at, OPENING_BYTES
 
     def rest_header(self, nbytes: int) -> bytes | None:
@@ -154,7 +152,7 @@ class _Fast(ABC):
         return bytes(self._blank_header(rest, 1)[0]) if rest > 0 else b""
 
     def _in_turn(self, array: Any, out: Any, timeout_s: float) -> Any:
-        self._end.call_sequence.check(self.what)
+        self._end.call_sequence.check(self._what)
         return self._carry_out(array, out, timeout_s, self.turns.counters.begin, self._go, gives_turn=False)
 
     def _carry_out(
@@ -169,7 +167,7 @@ class _Fast(ABC):
     ) -> Any:
         end, direction, number = self._end, self.turns, -1
         try:
-            number = enter(self.what)
+            number = enter(self._what)
             if number < 0:
                 return SLOW_PATH
             return go(array, out, number, timeout_s)
@@ -177,7 +175,7 @@ class _Fast(ABC):
             if number < 0:
                 raise
             deadline = _until(direction.started, timeout_s)
-            guarded(end.job, end.members, direction.call, ARRAY, deadline, partial(again, error), self.what)
+            guarded(end.job, end.members, direction.call, ARRAY, deadline, partial(again, error), self._what)
         finally:
             if number >= 0:
                 direction.leave(gives_turn)
@@ -321,14 +319,6 @@ class CachedRecv(_Fast):
 
     def take(self, number: int, out: Array | None, timeout_s: float) -> Array:
         """Return the array whose opening has come, in ``out`` or as a new one."""
-        array = self.taken(out)
-        if array is None:  # new, or long, or it does not fit
-            array = self._move(number, out, timeout_s, OPENED)
-            self.know(array)
-        return array
-
-    def taken(self, out: Array | None) -> Array | None:
-        """Return the array whose opening has come, likewise; None if more than a copy is to be done."""
         slot = self._box.next_in
         known = self._known.get(self._tags[slot][0])
         if known is not None:
@@ -338,11 +328,11 @@ class CachedRecv(_Fast):
             if out.dtype is dtype and out.shape == shape:
                 out[...] = arrays[slot]
                 return out
-        return None
+        return self._others(number, out, timeout_s)
 
-    def know(self, array: Array) -> None:
-        """Take note of the kind of an array that has come."""
-        kinds = self.turns.kinds
+    def _others(self, number: int, out: Array | None, timeout_s: float) -> Array:
+        """Receive an array that is new, or long, or does not fit."""
+        array, kinds = self._move(number, out, timeout_s, OPENED), self.turns.kinds
         kind = array.dtype, array.shape
         tag = kinds.tag(kind)
         if tag is not None and array.nbytes <= FIRST_BYTES:
@@ -350,6 +340,7 @@ class CachedRecv(_Fast):
             if len(self._known) >= kinds.most:
                 self._known.clear()
             self._known[int.from_bytes(tag, "little")] = kind, self._slots(kind)
+        return array
 
 
 class CachedExchange:

@@ -47,7 +47,6 @@ __all__ = [
     "Incoming",
     "Kind",
     "Kinds",
-    "Mover",
     "Outgoing",
     "move",
 ]
@@ -301,7 +300,7 @@ def move(
     Overdue, LinkLost, HeaderMismatch
         As `Waiter.wait`; ``out=`` may be partly written.
     """
-    mover = Mover(transport, boxes)
+    mover = _Mover(transport, boxes)
     ways = [mover.send(outgoing, steps[0])] if outgoing is not None else []
     if incoming is not None:
         ways.append(mover.receive(incoming, steps[1]))
@@ -320,14 +319,8 @@ def move(
         active = [(way, transfer) for way, transfer in going_on if transfer is not None]
 
 
-class Mover:
-    """Moves messages: each way yields the transfers that it has to wait for, one after the other.
-
-    Parameters
-    ----------
-    transport, boxes
-        The transport, and its mailboxes of the peers, which are connected.
-    """
+class _Mover:
+    """Moves the messages of one call: each way yields the transfers that it has to wait for, one after the other."""
 
     __slots__ = ("_boxes", "_transport")
 
@@ -365,15 +358,6 @@ class Mover:
             yield from _unfinished(box.fetch(flow.header(len(rest), 1), len(rest)), box, "fetch")
             rest[:] = box.incoming[box.next_in][: len(rest)]
         else:
-            for header, piece in self._pieces(flow, rest):
-                yield from _unfinished(self._transport.recv(flow.peer, header, piece), self._transport, "recv")
-        flow.finished = True
-
-    def listen(self, flow: Incoming, opening: memoryview) -> Iterator[Transfer]:
-        """Receive as `receive`, but never look for a message for a moment: the opening comes into memory of the caller's."""
-        yield from _unfinished(self._transport.recv(flow.peer, flow.header(OPENING_BYTES, 0), opening), self._transport, "recv")
-        rest = flow.opened(opening)
-        if len(rest):
             for header, piece in self._pieces(flow, rest):
                 yield from _unfinished(self._transport.recv(flow.peer, header, piece), self._transport, "recv")
         flow.finished = True

@@ -8,7 +8,6 @@ has the turn), otherwise a background thread.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from oneaccord.calls.order.counters import Counters, PythonCounters
@@ -16,21 +15,11 @@ from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.runtime import Place, Runtime
 from oneaccord.runtime.computer import COMPUTER
 
-__all__ = ["Entry", "Turn", "Turns"]
+__all__ = ["Turn", "Turns"]
 
 
-class Entry(ABC):
-    """A call in the queue that no thread runs."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def admit(self) -> None:
-        """Begin: the turn has come, and is given by `Turns.give` when the call ends. Must not block."""
-
-
-Turn = tuple[Callable[[], None] | Entry | None, Place | None]
-"""A place in the queue: of an action for a background thread or of an entry, or of a waiting thread. The other one is None."""
+Turn = tuple[Callable[[], None] | None, Place | None]
+"""A place in the queue: of an action for a background thread, or of a waiting thread. The other one is None."""
 
 
 class Turns:
@@ -116,14 +105,10 @@ class Turns:
 
     def pass_on(self, turn: Turn) -> None:
         """Let a turn be had that the counters have given."""
-        action, come = turn
+        self._next, come = turn
         if come is not None:
             come.wake()
             return
-        if isinstance(action, Entry):
-            action.admit()
-            return
-        self._next = action
         try:
             self.runtime.start(self._drain)
         except RuntimeError:  # no thread can be started: the call is made all the same, only not in the background
@@ -148,15 +133,11 @@ class Turns:
         while action is not None:
             self._runner = threading.get_ident()
             action()
-            action = None  # it holds arrays, and the next one may be long in coming
+            del action  # it holds arrays, and the next one may be long in coming
             self._runner = before
             turn: Turn | None = self.counters.give()
             if turn is None:
                 return
-            following, come = turn
+            action, come = turn
             if come is not None:
                 come.wake()
-            elif isinstance(following, Entry):
-                following.admit()
-            else:
-                action = following
