@@ -105,6 +105,9 @@ def test_a_player_in_view_plays_once_and_stops_at_a_click(open_page: Open) -> No
 
 def test_a_player_out_of_view_does_not_start(open_page: Open) -> None:
     page = open_page("reference/algorithms", **MOVING)
+    stage = page.locator("figure[data-player=ring_all_reduce] .player-stage")
+    stage.evaluate("stage => scrollTo(0, stage.getBoundingClientRect().top + scrollY - innerHeight - 200)")
+    stage.locator("svg").wait_for()  # near enough to load
     page.wait_for_timeout(2500)
     assert page.locator("figure.player button[title=Pause]").count() == 0
     player = player_of(page, "ring_all_reduce")
@@ -112,6 +115,7 @@ def test_a_player_out_of_view_does_not_start(open_page: Open) -> None:
     page.evaluate("scrollTo(0, 0)")
     button(player, "Play").wait_for()
     stopped = words(player)
+    assert "Done" not in stopped
     page.wait_for_timeout(2000)
     assert words(player) == stopped
 
