@@ -94,7 +94,7 @@ def collectives(group: Group, nbytes: int, turn: int) -> None:
 def test_arrays_of_all_lengths_arrive(size: int, way: str, native: bool) -> None:
     def program(group: Group) -> None:
         for nbytes in SIZES:
-            for turn in range(3):  # the second is fast, and the slots are used again
+            for turn in range(2):  # the second is fast
                 messages(group, nbytes, turn)
                 collectives(group, nbytes, turn)
 
@@ -104,7 +104,7 @@ def test_arrays_of_all_lengths_arrive(size: int, way: str, native: bool) -> None
 def test_arrays_arrive_by_shm_inside_of_hybrid() -> None:
     def program(group: Group) -> None:
         for nbytes in SIZES:
-            for turn in range(3):
+            for turn in range(2):
                 messages(group, nbytes, turn)
                 collectives(group, nbytes, turn)
 
