@@ -56,6 +56,7 @@ static int meet(Post *post, Lane *lane, PyObject *key, PyObject *queue, const un
     lane->met->next++;
     lane->partial = false;
     lane->box->take(lane->box->mailbox);
+    lane->box->release(lane->box->mailbox); /* the peer may wait for room */
     done = replaced(done, PyObject_CallMethodObjArgs(receive, post->parts[ARRIVE], NULL));
     met = done ? 1 : -1;
 end:;

@@ -143,6 +143,9 @@ class Sorter:
         if kind == ANNOUNCE or answered:
             self._numbers = send.number = self._numbers + 1
             self._unanswered[send.number] = send
+        if line.outgoing is not None and self._driver is None and self._transport is not None:
+            self._transport.poll([line.outgoing])  # the line may have come free since
+            line.write_on()
         head = envelope(kind, send.flags, send.context, send.tag, send.number, nbytes, send.dtype, send.shape)
         if kind == ANNOUNCE:
             line.push(head, send.data[:0])
