@@ -172,6 +172,14 @@ class Letter:
         Its place among the messages that wait.
     """
 
+    context: int
+    flags: int
+    tag: int
+    number: int
+    nbytes: int
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    words: str
     array: Array | None = None
     is_complete: bool = False
     receive: Receive | None = None
@@ -235,6 +243,7 @@ class Receive(Operation):
         The sender and the beginning of the opening of a message that C has received into `array`.
     """
 
+    error: BaseException | None = None
     array: Array | None = None
     spill: Array | None = None
     out: Array | None = None

@@ -62,7 +62,7 @@ class PostOffice(Sorter):
         """Let the compiled form of a group's calls use this office; it notes them in ``shorts``."""
         where = self._inside, self._parked, self._kept, self._owing, self.lanes
         compiled.open(self, *where, *self.matching.waiting, shorts, self.matching, self._courier.call)
-        self.deliver = compiled.deliver
+        self.deliver: Callable[[object], int] | None = compiled.deliver
 
     # As a part of the job
 

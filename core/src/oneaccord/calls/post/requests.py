@@ -196,7 +196,7 @@ class Sent(Request[None]):
     """A send that ended when it began, ``_words`` in words; C makes it, without `__init__`."""
 
     _ended = True
-    operations = ()
+    operations: tuple[Operation, ...] = ()
     _lock = Lock()
     _words: object
 
