@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -18,7 +18,7 @@ from oneaccord.arrays.libraries import DeviceArray
 from oneaccord.arrays.memory import NOTHING, Array, bytes_of, check_out, contiguous, copy_of
 from oneaccord.calls.arguments import tag_number
 from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG, OBJECT, READY, SYNC
-from oneaccord.calls.post.messages import ANY, ANY_TAG, AnyRank, AnyTag, Letter, Operation, Receive, Send
+from oneaccord.calls.post.messages import ANY, ANY_TAG, AnyRank, AnyTag, Letter, Operation, Receive, Send, words_of
 from oneaccord.calls.post.requests import Persistent, Receiving, Request, Sent
 from oneaccord.calls.post.status import Status
 from oneaccord.calls.runner import Calls
@@ -44,26 +44,6 @@ _NEIGHBORS = 1 << 31
 """Distinguishes the messages of a mesh from those of the program, in the same group."""
 
 
-class Words:
-    """A call in words, which are made only on demand."""
-
-    __slots__ = ("_call", "_rank", "_tag", "_towards")
-
-    def __init__(self, call: str, towards: str, rank: int, tag: int) -> None:
-        self._call = call
-        self._towards = towards
-        self._rank = rank
-        self._tag = tag
-
-    def __str__(self) -> str:
-        rank = "any rank" if self._rank == NO_RANK else f"rank {self._rank}"
-        tag = "any tag" if self._tag == NO_TAG else f"tag {self._tag}"
-        return f"{self._call} {self._towards} {rank}, {tag}"
-
-
-_words = lru_cache(maxsize=4096)(Words)
-
-
 class TaggedCalls(Calls):
     """The calls of a group that move messages with tags, and only those."""
 
@@ -72,8 +52,8 @@ class TaggedCalls(Calls):
         self._post = post = paths.post
         post.turns, post.on_failure_seen = self._callbacks, self._saw
         self._plain: Unpacker[Any] | None = None
-        self._send_bytes: Callable[..., bool] = _not_compiled
-        self._recv_bytes: Callable[..., tuple[bytearray, int] | None] = _not_compiled_either
+        self._send_bytes: Callable[..., bool | None] = _not_compiled
+        self._recv_bytes: Callable[..., tuple[bytearray, int] | None] = _not_compiled
         if paths.native is not None:
             python = (
                 self._send_tagged,
@@ -84,7 +64,7 @@ class TaggedCalls(Calls):
                 self._send_later,
                 self._recv_later,
             )
-            made_of = _words, Status, ANY, ANY_TAG, Sent, Receive, Receiving, Lock, deque, post, float(settings.timeout_s)
+            made_of = words_of, Status, ANY, ANY_TAG, Sent, Receive, Receiving, Lock, deque, post, float(settings.timeout_s)
             whose = members.number, members.rank, tuple(members.ranks), CODES
             post.compiled = made = paths.native.Post(self._caller, *python, *made_of, *whose)
             # C makes calls that it can make, and hands all others to the methods.
@@ -275,7 +255,7 @@ class TaggedCalls(Calls):
         data = memoryview(packed)
         if peer is None:
             return self._request([], timeout_s, _nothing) if later else None
-        what = _words("send_object", "to", peer, number)
+        what = words_of("send_object", "to", peer, number)
         send = Send(what, self._members.number, peer, number, data, None, (), flags | OBJECT)
         if later:
             return self._request([send], timeout_s, _nothing)
@@ -295,14 +275,14 @@ class TaggedCalls(Calls):
         if peer is None:
             return None
         source = copy_of(source) if mode == "buffered" else contiguous(source)
-        what = _words("send", "to", peer, number)
+        what = words_of("send", "to", peer, number)
         return Send(what, self._members.number, peer, number, bytes_of(source), source.dtype, source.shape, flags)
 
     def _send_on(self, given: Any, dest: int, tag: int, timeout_s: float | None, gone: int, later: bool) -> Work[None] | None:
         """Go on with a send that C has begun; ``later`` in the background."""
         seconds, peer = self._limit(timeout_s), self._members.ranks[dest]
         is_object = isinstance(given, bytearray)
-        what = _words("send_object" if is_object else "send", "to", peer, tag)
+        what = words_of("send_object" if is_object else "send", "to", peer, tag)
         data = memoryview(given) if is_object else bytes_of(given)
         send = Send(what, self._members.number, peer, tag, data, None, (), OBJECT if is_object else 0)
         if not later:
@@ -384,7 +364,7 @@ class TaggedCalls(Calls):
         """Go on with a receive of which C has the first bytes, with the opening ``about`` the message."""
         data = memoryview(into) if isinstance(into, bytearray) else bytes_of(into)
         is_object, seconds = isinstance(into, bytearray), self._limit(timeout_s)
-        what = _words("recv_object" if is_object else "recv", "from", source, NO_TAG)
+        what = words_of("recv_object" if is_object else "recv", "from", source, NO_TAG)
         receive = Receive(what, self._members.number, source, NO_TAG, None, (), is_object=is_object)
         self._failing(self._post.take_on, what, receive, about, data, came, seconds)
 
@@ -417,7 +397,7 @@ class TaggedCalls(Calls):
         else:
             rank = members.ranks[self._builder.arguments.rank(source, "source")]
             senders = ()
-        return Receive(_words(call, "from", rank, number), members.number, rank, number, None, senders)
+        return Receive(words_of(call, "from", rank, number), members.number, rank, number, None, senders)
 
     # Both
 
@@ -464,9 +444,9 @@ class TaggedCalls(Calls):
             send = self._tagged_send(array, peer, tag, "standard")
             receive = None
             if send is not None and peer is not None:
-                send.context, send.what = context, _words(name, "to", send.peer, tag)
+                send.context, send.what = context, words_of(name, "to", send.peer, tag)
                 rank = members.ranks[peer]
-                receive = Receive(_words(name, "from", rank, place), context, rank, place, None, ())
+                receive = Receive(words_of(name, "from", rank, place), context, rank, place, None, ())
                 sends.append(send)
             receives.append(receive)
         operations = [*(each for each in receives if each is not None), *sends]
@@ -609,11 +589,7 @@ def _nothing() -> None:
     return None
 
 
-def _not_compiled(*_: Any) -> bool:
-    return False
-
-
-def _not_compiled_either(*_: Any) -> None:
+def _not_compiled(*_: Any) -> None:
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -11,7 +12,20 @@ from oneaccord.arrays.memory import Array, bytes_of, new_array
 from oneaccord.calls.post.envelopes import NO_RANK, NO_TAG, OBJECT, Envelope, opened
 from oneaccord.errors import DTypeError, OneAccordError, OutOfMemoryError, SizeMismatchError
 
-__all__ = ["ANY", "ANY_TAG", "BYTE", "AnyRank", "AnyTag", "Letter", "Operation", "Receive", "Send", "Wildcard"]
+__all__ = [
+    "ANY",
+    "ANY_TAG",
+    "BYTE",
+    "AnyRank",
+    "AnyTag",
+    "Letter",
+    "Operation",
+    "Receive",
+    "Send",
+    "Wildcard",
+    "Words",
+    "words_of",
+]
 
 BYTE: Final = np.dtype(np.uint8)
 
@@ -32,6 +46,26 @@ ANY_TAG: Final = Wildcard.TAG
 """As ``tag=``: a message with any tag."""
 AnyRank = Literal[Wildcard.RANK]
 AnyTag = Literal[Wildcard.TAG]
+
+
+class Words:
+    """A call in words, which are made only on demand."""
+
+    __slots__ = ("_call", "_rank", "_tag", "_towards")
+
+    def __init__(self, call: str, towards: str, rank: int, tag: int) -> None:
+        self._call = call
+        self._towards = towards
+        self._rank = rank
+        self._tag = tag
+
+    def __str__(self) -> str:
+        rank = "any rank" if self._rank == NO_RANK else f"rank {self._rank}"
+        tag = "any tag" if self._tag == NO_TAG else f"tag {self._tag}"
+        return f"{self._call} {self._towards} {rank}, {tag}"
+
+
+words_of = lru_cache(maxsize=4096)(Words)
 
 
 class Handle(Protocol):
