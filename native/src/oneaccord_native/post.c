@@ -10,7 +10,7 @@
 static const char *const interned[] = {"_driver", "_step_back", "recall", "spun",   "outgoing", "incoming", "standard",
                                        "source",  "tag",        "count",  "nbytes", "dtype",    "shape",    "_path",
                                        "_words",  "what",       "key",    "out",    "number",   "numbers",  "wild",
-                                       "request", "kept_by",    "_lock",  "_operations", "path", "array",   "about",
+                                       "request", "kept_by",    "_lock",  "operations",  "path", "array",   "about",
                                        "is_object", "arrive",   "append", "popleft"};
 
 static bool is_none(PyObject *object, PyObject *name) {
