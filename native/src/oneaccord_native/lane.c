@@ -93,36 +93,49 @@ static oneaccord_answer room_on(const Mailbox *box) {
     return answer;
 }
 
-/* Return whether Python must send the last bytes of a message, of which those in the caller's memory have left. */
-static How lane_end(Lane *lane) {
+/* Return whether Python must go on: with the last bytes of a message, of which those in the caller's memory have left, or with records that wait behind it. */
+static How lane_end(Lane *lane, uint64_t number) {
     oneaccord_answer answer = lane->box->room(lane->box->mailbox);
     lane->full = answer == ONEACCORD_NOT_YET;
-    return answer == ONEACCORD_UNUSUAL ? STOPPED_AT : ENDED;
+    return answer == ONEACCORD_UNUSUAL || lane->sent->next != number + 1 ? STOPPED_AT : ENDED;
 }
 
-How lane_send(Lane *lane, const Head *head, const npy_intp *lengths, const unsigned char *data, size_t *gone) {
+/* Waking the peer is Python, in which other threads may send as well. So the record has its number before, and the line is stopped meanwhile: what others
+   send waits in its queue. */
+static How send_stopped(Lane *lane, const Head *head, const npy_intp *lengths, const unsigned char *data, size_t *gone) {
     const Mailbox *box = lane->box;
-    if (room_on(box) != ONEACCORD_YES) return SLOW_PATH;
-    lane->full = false;
     unsigned char *slot = box->slot(box->mailbox), header[HEADER_BYTES];
     size_t nbytes = head->nbytes, start = sizeof *head + 8 * (size_t)head->ndim;
     size_t first = nbytes < lane->opening_bytes - start ? nbytes : lane->opening_bytes - start;
     memcpy(slot, head, sizeof *head);
     for (int i = 0; i < head->ndim; i++) memcpy(slot + sizeof *head + 8 * i, &(uint64_t){(uint64_t)lengths[i]}, 8);
     if (first) memcpy(slot + start, data, first);
-    uint64_t number = lane->sent->next;
-    memcpy(lane->out + lane->number_at, &number, 8);
-    if (box->post(box->mailbox, lane->out, slot, lane->opening_bytes) != ONEACCORD_YES) return SLOW_PATH;
-    lane->sent->next++;
+    uint64_t number = lane->sent->next++;
     lane->begun->next++;
+    memcpy(lane->out + lane->number_at, &number, 8);
+    if (box->post(box->mailbox, lane->out, slot, lane->opening_bytes) != ONEACCORD_YES) { /* which has called no Python */
+        lane->sent->next--;
+        lane->begun->next--;
+        return SLOW_PATH;
+    }
     *gone = first;
-    if (first < nbytes && room_on(box) != ONEACCORD_YES) return STOPPED_AT;
-    if (first == nbytes) return lane_end(lane);
-    memcpy(header, lane->out, HEADER_BYTES);
-    rest_header(lane, header, number, nbytes - first);
-    if (box->post(box->mailbox, header, data + first, nbytes - first) != ONEACCORD_YES) return STOPPED_AT;
-    *gone = nbytes;
-    return lane_end(lane);
+    if (first < nbytes) {
+        if (room_on(box) != ONEACCORD_YES) return STOPPED_AT;
+        memcpy(header, lane->out, HEADER_BYTES);
+        rest_header(lane, header, number, nbytes - first);
+        if (box->post(box->mailbox, header, data + first, nbytes - first) != ONEACCORD_YES) return STOPPED_AT;
+        *gone = nbytes;
+    }
+    return lane_end(lane, number);
+}
+
+How lane_send(Lane *lane, const Head *head, const npy_intp *lengths, const unsigned char *data, size_t *gone) {
+    if (room_on(lane->box) != ONEACCORD_YES) return SLOW_PATH;
+    lane->full = false;
+    lane->stopped = true;
+    How how = send_stopped(lane, head, lengths, data, gone);
+    lane->stopped = how == STOPPED_AT;
+    return how;
 }
 
 /* Receives. */

@@ -20,10 +20,12 @@ static bool is_none(PyObject *object, PyObject *name) {
     return value == Py_None;
 }
 
-/* Whether the group may be used, and no thread is in the office. A thread of the office itself that is, drives, or moves nothing. */
-static bool is_free(const Post *post) {
+/* Whether the group may be used, and no thread is in the office. A thread of the office itself that is, drives, or moves nothing.
+
+   What is asked last holds until Python runs again, as it may in whatever allocates (a collection of garbage) or calls it: another thread has its turn then. */
+bool is_free(const Post *post) {
     PyObject *const *parts = post->parts;
-    return parts[OFFICE] && PySet_Size(parts[INSIDE]) == 0 && is_none(parts[OFFICE], parts[DRIVER]) && group_is_open(parts[CALLER]);
+    return parts[OFFICE] && group_is_open(parts[CALLER]) && PySet_Size(parts[INSIDE]) == 0 && is_none(parts[OFFICE], parts[DRIVER]);
 }
 
 static bool in_time(PyObject *seconds) {
@@ -45,8 +47,8 @@ static long long tag_of(const Post *post, PyObject *given) {
     return tag >= 0 ? tag : -2;
 }
 
-/* The line to a rank, if it is idle in one direction, or any; NULL otherwise. */
-static Lane *lane_to(Post *post, long rank, int direction) {
+/* The line to a rank; NULL if there is none yet. */
+static Lane *lane_to(Post *post, long rank) {
     Lane *lane = post->lanes[rank];
     if (!lane) {
         PyObject *world = PyLong_FromLong(post->ranks[rank]);
@@ -57,14 +59,7 @@ static Lane *lane_to(Post *post, long rank, int direction) {
         if (!found || !state || !PyObject_TypeCheck(found, state->lane)) return NULL;
         lane = post->lanes[rank] = (Lane *)Py_NewRef(found);
     }
-    if (direction == ANY) return lane;
-    if (lane->stopped) return NULL;
-    if (is_none(lane->line, post->parts[direction])) return lane;
-    if (direction != INCOMING) return NULL;
-    PyObject *idle = PyObject_CallMethodObjArgs(lane->line, post->parts[RECALL], NULL); /* which still waits for the next message */
-    PyErr_Clear();
-    Py_XDECREF(idle);
-    return idle == Py_True ? lane : NULL;
+    return lane;
 }
 
 PyObject *note(Post *post, Verb verb, long long peer, long long tag, double started) {
@@ -93,16 +88,15 @@ static PyObject *send_now(Post *post, PyObject *object, const unsigned char *dat
     long rank = rank_of(post, to[0]);
     head.tag = tag_of(post, to[1]);
     if (rank < 0 || rank == post->me || head.tag < 0) return NULL;
-    Lane *lane = lane_to(post, rank, OUTGOING);
-    if (!lane || head.nbytes > lane->most) return NULL;
+    Lane *lane = lane_to(post, rank);
+    if (!lane || lane->stopped || head.nbytes > lane->most || !is_none(lane->line, post->parts[OUTGOING])) return NULL;
     double started = now_s();
     size_t gone;
     head.kind = EAGER;
     head.context = post->context;
     How how = lane_send(lane, &head, lengths, data, &gone);
     if (how == SLOW_PATH) return NULL;
-    lane->stopped = how == STOPPED_AT;
-    if (lane->stopped) return PyObject_CallFunction(post->parts[SEND_ON], "OOOOnO", object, to[0], to[1], to[3], (Py_ssize_t)gone, later ? Py_True : Py_False);
+    if (how == STOPPED_AT) return PyObject_CallFunction(post->parts[SEND_ON], "OOOOnO", object, to[0], to[1], to[3], (Py_ssize_t)gone, later ? Py_True : Py_False);
     PyObject *words = note(post, head.flags & OBJECT ? SENDS_OBJECT : SENDS, post->ranks[rank], head.tag, started);
     if (!later) return Py_NewRef(Py_None);
     words = Py_NewRef(words ? words : Py_None); /* another thread may let the words be forgotten */
@@ -186,7 +180,7 @@ static bool is_first(const Post *post, const Wanted *wanted) {
 }
 
 /* The same, and no other receive waits for a message. */
-static bool is_next(const Post *post, const Wanted *wanted) { return !PyDict_Size(post->parts[RECEIVES]) && is_first(post, wanted); }
+static bool is_next(const Post *post, const Wanted *wanted) { return is_first(post, wanted) && !PyDict_Size(post->parts[RECEIVES]); }
 
 static void drive(Post *post, Wanted *wanted) {
     if (wanted->drives) return;
@@ -213,18 +207,35 @@ static void step_back(const Post *post) {
     if (failed) PyErr_WriteUnraisable(parts[OFFICE]);
 }
 
-/* The lines on which a message may come, as ranks of the group from..to; false if one of them is at work. */
-static bool lanes_of(Post *post, const Wanted *wanted, long *from, long *to) {
+/* Whether this receive may look for its message on the lines of the ranks of the group from..to, which are idle and wait for their next openings. */
+static bool may_look(Post *post, const Wanted *wanted, long *from, long *to) {
     *from = wanted->source == ANY ? 0 : wanted->source;
     *to = wanted->source == ANY ? post->size : wanted->source + 1;
-    for (long rank = *from; rank < *to; rank++) {
-        if (rank == post->me) continue;
-        Lane *lane = lane_to(post, rank, INCOMING);
-        if (!lane) return false;
-        memcpy(lane->into + lane->number_at, &(uint64_t){lane->taken->next}, 8);
-        lane->box->release(lane->box->mailbox);
+    if (*to - *from <= (wanted->source == ANY)) return false; /* nobody can send it */
+    for (int tries = 0; tries < 3; tries++) {
+        for (long rank = *from; rank < *to; rank++) { /* which may wake the peer, in Python */
+            Lane *lane = !post->parts[OFFICE] || rank == post->me ? NULL : lane_to(post, rank);
+            if (lane) lane->box->release(lane->box->mailbox);
+        }
+        if (!post->parts[OFFICE] || !group_is_open(post->parts[CALLER]) || !is_next(post, wanted) || !is_free(post)) return false;
+        bool all = true;
+        for (long rank = *from; rank < *to; rank++) {
+            Lane *lane = rank == post->me ? NULL : lane_to(post, rank);
+            if (rank == post->me || (lane && !lane->stopped && is_none(lane->line, post->parts[INCOMING]))) continue;
+            PyObject *idle = lane && !lane->stopped ? PyObject_CallMethodObjArgs(lane->line, post->parts[RECALL], NULL) : NULL; /* it still waits for a message */
+            PyErr_Clear();
+            Py_XDECREF(idle);
+            if (idle != Py_True) return false;
+            all = false; /* that was Python: other threads may have moved anything */
+        }
+        for (long rank = *from; all && rank < *to; rank++) {
+            Lane *lane = post->lanes[rank];
+            if (rank == post->me) continue;
+            memcpy(lane->into + lane->number_at, &(uint64_t){lane->taken->next}, 8);
+        }
+        if (all) return true;
     }
-    return *to - *from > (wanted->source == ANY); /* somebody can send it */
+    return false;
 }
 
 /* Look once at the lines; return the rank whose opening has come, or ANY if none has. */
@@ -247,7 +258,7 @@ static long look(Post *post, long from, long to, oneaccord_answer *answer) {
 /* Wait a moment for the next opening; return the rank that it came from, still to be taken, or ANY if Python must look. */
 static long arrived(Post *post, Wanted *wanted) {
     long from, to, rank;
-    if (!is_free(post) || !is_next(post, wanted) || !lanes_of(post, wanted, &from, &to)) return ANY;
+    if (!may_look(post, wanted, &from, &to)) return ANY;
     const Mailbox *box = post->lanes[from == post->me ? from + 1 : from]->box;
     Looks looks = {box->tries, 0.0};
     Patience patience = {NULL};
@@ -364,8 +375,10 @@ static PyObject *post_irecv(Post *self, PyObject *const *given, Py_ssize_t count
     if (!counted(count, 4)) return NULL;
     bool fits = given[2] == Py_None || (PyArray_CheckExact(given[2]) && PyArray_ISCARRAY((PyArrayObject *)given[2]));
     if (fits && wanted_of(self, given[0], given[1], given[3], &wanted) && wanted.source != ANY && wanted.tag != ANY && is_free(self) &&
-        is_first(self, &wanted) && lane_to(self, wanted.source, ANY))
-        return posted(self, self->ranks[wanted.source], wanted.tag, given[3], wanted.started, given[2]);
+        is_first(self, &wanted) && lane_to(self, wanted.source)) {
+        PyObject *work = posted(self, self->ranks[wanted.source], wanted.tag, given[3], wanted.started, given[2]);
+        if (work || PyErr_Occurred()) return work;
+    }
     return slowly(self->parts[IRECV], given, count);
 }
 
@@ -375,8 +388,8 @@ static PyObject *post_iprobe(Post *self, PyObject *const *given, Py_ssize_t coun
     long from, to;
     oneaccord_answer answer;
     if (!counted(count, 2)) return NULL;
-    if (wanted_of(self, given[0], given[1], Py_None, &wanted) && is_free(self) && is_next(self, &wanted) && !PyDict_Size(self->parts[KEPT]) &&
-        !PySet_Size(self->parts[OWING]) && lanes_of(self, &wanted, &from, &to) && look(self, from, to, &answer) == ANY && answer == ONEACCORD_NOT_YET)
+    if (wanted_of(self, given[0], given[1], Py_None, &wanted) && self->parts[OFFICE] && !PyDict_Size(self->parts[KEPT]) &&
+        !PySet_Size(self->parts[OWING]) && may_look(self, &wanted, &from, &to) && look(self, from, to, &answer) == ANY && answer == ONEACCORD_NOT_YET)
         return Py_NewRef(Py_None);
     return slowly(self->parts[IPROBE], given, count);
 }

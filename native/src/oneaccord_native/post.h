@@ -78,6 +78,7 @@ typedef struct {
 } Post;
 
 /* Note a call that has ended, or was begun; return it in words, a borrowed object, or NULL without an error. */
+bool is_free(const Post *post);
 PyObject *note(Post *post, Verb verb, long long peer, long long tag, double started);
 /* Make an object without `__init__`. */
 PyObject *made(const Post *post, int type);

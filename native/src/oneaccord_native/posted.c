@@ -19,14 +19,21 @@ PyObject *posted(Post *post, long source, long long tag, PyObject *given, double
         set(post, receive, KEPT_BY, Py_NewRef(parts[KEPT])) || set(post, work, LOCK_NAME, PyObject_CallObject(parts[LOCK], NULL)) ||
         set(post, work, PATH_NAME, Py_NewRef(parts[PATH])) || set(post, work, OPERATIONS, PyTuple_Pack(1, receive)))
         goto end;
+    PyObject *fresh = PyTuple_Pack(1, receive);
+    if (fresh) fresh = replaced(fresh, PyObject_CallFunctionObjArgs(parts[DEQUE], fresh, NULL));
+    /* While all this was made, other threads may have run: the message may have come, or another thread is about to look. */
+    if (!fresh || !is_free(post) || PyDict_GetItemWithError(parts[LETTERS], key)) {
+        Py_XDECREF(fresh);
+        goto end;
+    }
     bool calls = !PyDict_Size(parts[KEPT]);
     queue = Py_XNewRef(PyDict_GetItemWithError(parts[RECEIVES], key));
     if (queue) {
         done = PyObject_CallMethodObjArgs(queue, parts[APPEND], receive, NULL);
-    } else if ((queue = PyTuple_Pack(1, receive))) {
-        queue = replaced(queue, PyObject_CallFunctionObjArgs(parts[DEQUE], queue, NULL));
-        if (queue && !PyDict_SetItem(parts[RECEIVES], key, queue)) done = Py_NewRef(Py_None);
+    } else if (!PyErr_Occurred() && !PyDict_SetItem(parts[RECEIVES], key, fresh)) {
+        done = Py_NewRef(Py_None);
     }
+    Py_DECREF(fresh);
     if (!done || PyDict_SetItem(parts[KEPT], receive, until)) Py_CLEAR(done);
     if (done && calls) done = replaced(done, PyObject_CallNoArgs(parts[COURIER]));
 end:
