@@ -47,7 +47,7 @@ def test_who_waits_for_any_is_woken_by_whichever_ends_first() -> None:
         assert found.get(timeout=PATIENCE_S) == last
         waiting.join()
         works[last] = Group().later(Gate())  # another one that does not end
-    assert all(work._places == [] for work in works)
+    assert not any(work._places for work in works)
 
 
 def test_works_come_as_they_are_completed() -> None:
@@ -96,7 +96,7 @@ def test_waits_for_several_end_in_time_and_leave_the_works_running() -> None:
     for gate in gates:
         gate.open.set()
     assert oa.wait_all(works) == list(range(6))
-    assert all(work._places == [] for work in works)
+    assert not any(work._places for work in works)
 
 
 @pytest.mark.parametrize("waits", [oa.wait_all, oa.wait_any, oa.as_completed])

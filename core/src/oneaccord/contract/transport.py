@@ -165,6 +165,11 @@ class Mailbox(ABC):
 
         The message then comes with the next fetch or receive. By default no receive is given up. A mailbox in C should do it: while Python has such a
         receive, C cannot look for the message.
+
+        Parameters
+        ----------
+        transfer
+            The receive, from `fetch` or `Transport.recv`.
         """
         return False
 
