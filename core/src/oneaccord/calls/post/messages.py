@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
@@ -65,7 +66,7 @@ class Words:
         return f"{self._call} {self._towards} {rank}, {tag}"
 
 
-words_of = lru_cache(maxsize=4096)(Words)
+words_of: Callable[[str, str, int, int], Words] = lru_cache(maxsize=4096)(Words)
 
 
 class Handle(Protocol):
