@@ -145,7 +145,7 @@ COLLECTIVES = {
     "streamed send": r"CrookedTransport.send\(\) returned None instead of",
     "streamed recv": r"CrookedTransport.recv\(\) returned None instead of",
     "streamed consume": r"CrookedTransport.consume\(\) returned None instead of",
-    "second send": "(it gave None where a oneaccord.api.Transfer was expected|(send|lend).. returned None)",
+    "second send": "(it gave None where a oneaccord.api.Transfer was expected|send.. returned None)",
     "mailbox": r"CrookedTransport.mailbox\(\) returned 'box' instead of a oneaccord.api.Mailbox or None",
     "mailbox without slots": r"incoming=\(\) instead of one or more memoryviews each",
     "post": r"\.post\(\) returned <Future .*> instead of a oneaccord.api.Transfer",

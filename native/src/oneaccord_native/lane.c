@@ -173,6 +173,40 @@ int fill(Post *post, PyObject *status, long rank, const Head *head, const npy_in
            set(post, status, NBYTES, PyLong_FromUnsignedLongLong(head->nbytes));
 }
 
+/* What all calls ask and note. */
+
+bool is_none(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (!value) PyErr_Clear();
+    Py_XDECREF(value);
+    return value == Py_None;
+}
+
+/* Whether the group may be used, and no thread is in the office. A thread of the office itself that is, drives, or moves nothing.
+
+   What is asked last holds until Python runs again, as it may in whatever allocates (a collection of garbage) or calls it: another thread has its turn then. */
+bool is_free(const Post *post) {
+    PyObject *const *parts = post->parts;
+    return parts[OFFICE] && group_is_open(parts[CALLER]) && PySet_Size(parts[INSIDE]) == 0 && is_none(parts[OFFICE], parts[DRIVER]);
+}
+
+PyObject *note(Post *post, Verb verb, long long peer, long long tag, double started) {
+    static const char *const verbs[] = {"send", "send_object", "recv", "recv_object"};
+    Known *known = &post->known[(size_t)(peer * 31 + tag * 4 + (long long)verb) % KNOWN];
+    if (!known->words || known->verb != verb || known->peer != peer || known->tag != tag) {
+        PyObject *words = PyObject_CallFunction(post->parts[WORDS], "ssLL", verbs[verb], verb < RECVS ? "to" : "from", peer, tag);
+        if (!words) {
+            PyErr_Clear();
+            return NULL;
+        }
+        PyObject *before = known->words;
+        *known = (Known){verb, peer, tag, words};
+        Py_XDECREF(before);
+    }
+    counters_note(post->shorts, known->words, started);
+    return known->words;
+}
+
 /* Objects of Python. */
 
 PyObject *made(const Post *post, int type) {

@@ -13,21 +13,6 @@ static const char *const interned[] = {"_driver", "_step_back", "recall", "spun"
                                        "request", "kept_by",    "_lock",  "operations",  "path", "array",   "about",
                                        "is_object", "arrive",   "append", "popleft"};
 
-static bool is_none(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (!value) PyErr_Clear();
-    Py_XDECREF(value);
-    return value == Py_None;
-}
-
-/* Whether the group may be used, and no thread is in the office. A thread of the office itself that is, drives, or moves nothing.
-
-   What is asked last holds until Python runs again, as it may in whatever allocates (a collection of garbage) or calls it: another thread has its turn then. */
-bool is_free(const Post *post) {
-    PyObject *const *parts = post->parts;
-    return parts[OFFICE] && group_is_open(parts[CALLER]) && PySet_Size(parts[INSIDE]) == 0 && is_none(parts[OFFICE], parts[DRIVER]);
-}
-
 static bool in_time(PyObject *seconds) {
     return seconds == Py_None || (PyFloat_CheckExact(seconds) && PyFloat_AsDouble(seconds) > 0.0 && isfinite(PyFloat_AsDouble(seconds)));
 }
@@ -60,23 +45,6 @@ static Lane *lane_to(Post *post, long rank) {
         lane = post->lanes[rank] = (Lane *)Py_NewRef(found);
     }
     return lane;
-}
-
-PyObject *note(Post *post, Verb verb, long long peer, long long tag, double started) {
-    static const char *const verbs[] = {"send", "send_object", "recv", "recv_object"};
-    Known *known = &post->known[(size_t)(peer * 31 + tag * 4 + (long long)verb) % KNOWN];
-    if (!known->words || known->verb != verb || known->peer != peer || known->tag != tag) {
-        PyObject *words = PyObject_CallFunction(post->parts[WORDS], "ssLL", verbs[verb], verb < RECVS ? "to" : "from", peer, tag);
-        if (!words) {
-            PyErr_Clear();
-            return NULL;
-        }
-        PyObject *before = known->words;
-        *known = (Known){verb, peer, tag, words};
-        Py_XDECREF(before);
-    }
-    counters_note(post->shorts, known->words, started);
-    return known->words;
 }
 
 /* Sends. */

@@ -77,8 +77,11 @@ typedef struct {
     long first; /* the rank that is looked at first, for none to be preferred */
 } Post;
 
-/* Note a call that has ended, or was begun; return it in words, a borrowed object, or NULL without an error. */
+/* Whether an attribute is None. It runs no Python. */
+bool is_none(PyObject *object, PyObject *name);
+/* Whether the group may be used, and no thread is in the office. */
 bool is_free(const Post *post);
+/* Note a call that has ended, or was begun; return it in words, a borrowed object, or NULL without an error. */
 PyObject *note(Post *post, Verb verb, long long peer, long long tag, double started);
 /* Make an object without `__init__`. */
 PyObject *made(const Post *post, int type);
@@ -92,7 +95,7 @@ size_t opened(const Post *post, const Lane *lane, const unsigned char *opening, 
 PyObject *memory_for(const Post *post, PyObject *out, const Head *head, npy_intp *lengths);
 /* As Status.fill; return whether that failed. */
 int fill(Post *post, PyObject *status, long rank, const Head *head, const npy_intp *lengths);
-/* Let a receive of an array wait for its message, and return its work; NULL with an error. */
+/* Let a receive of an array wait for its message, and return its work; NULL with an error, or without one if it must not wait: Python must look. */
 PyObject *posted(Post *post, long source, long long tag, PyObject *given, double started, PyObject *out);
 PyObject *post_deliver(Post *self, PyObject *object);
 

@@ -246,6 +246,7 @@ def test_what_a_test_has_put_in_the_place_of_sleep_stays():
     assert simulated.run(program, 2).duration_s == 5.0
 
 
+@pytest.mark.alone  # other tests may have left threads that run as well
 def test_a_deadlock_names_threads_that_were_there_before():
     answer, may_end = Future[int](), threading.Event()
 
@@ -254,10 +255,7 @@ def test_a_deadlock_names_threads_that_were_there_before():
 
     with started(lambda: may_end.wait(PATIENCE_S)):
         try:
-            # Other tests may have left threads that run as well.
-            with pytest.raises(
-                oa.DeadlockError, match=r"no part of it: (.*, )?(early|.* and \d+ more)[,.] .* `with oneaccord\.outside\(\):`"
-            ):
+            with pytest.raises(oa.DeadlockError, match=r"no part of it: early\. .* `with oneaccord\.outside\(\):`"):
                 simulated.run(program, 2)
         finally:
             may_end.set()

@@ -529,10 +529,9 @@ def _block(transfers: Sequence[Moving | Striped], deadline: Deadline, bell: sock
     for fd, mask in events.items():
         poll.register(fd, mask)
     ready = poll.poll(remaining * 1000)
+    # A ring that comes after its interruption was seen must not wake every wait from then on.
     if bell is not None and any(fd == bell.fileno() for fd, _ in ready):
-        with contextlib.suppress(
-            OSError
-        ):  # a ring that comes after its interruption was seen must not wake every wait from then on
+        with contextlib.suppress(OSError):
             bell.recv(_RINGS)
 
 

@@ -36,7 +36,7 @@ from oneaccord.calls.engine.program import (
     CompiledSchedule,
 )
 from oneaccord.calls.engine.scratch import shared_pool
-from oneaccord.calls.engine.waiting import Waiter, checked_transfer
+from oneaccord.calls.engine.waiting import Waiter, checked_transfer, lent
 from oneaccord.contract.backend import Mailbox, Sink, Transfer, Transport
 from oneaccord.errors import InternalError
 
@@ -318,7 +318,7 @@ class _Traffic:
         queued = self._queued.get(peer)
         while True:
             if is_lent:
-                transfer = checked_transfer(self._transport.lend(peer, header, payload), self._transport, "lend")
+                transfer = lent(self._transport, peer, header, payload)
             else:
                 transfer = checked_transfer(self._transport.send(peer, header, payload), self._transport, "send")
             if not transfer.done:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from oneaccord.contract.backend import Mailbox, Transfer, Transport
 from oneaccord.contract.deadline import Deadline
 
-__all__ = ["Breach", "Overdue", "StallCallback", "Waiter", "checked_mailbox", "checked_transfer", "checked_wait"]
+__all__ = ["Breach", "Overdue", "StallCallback", "Waiter", "checked_mailbox", "checked_transfer", "checked_wait", "lent"]
 
 StallCallback = Callable[[list[int]], None]
 """Called with the peers waited for, when nothing has moved for a while."""
@@ -40,6 +40,12 @@ def checked_transfer(given: Transfer | None, source: Transport | Mailbox, call: 
     if not isinstance(given, Transfer):
         raise Breach(f"{_name(source)}.{call}() returned {given!r} instead of a oneaccord.api.Transfer")
     return given
+
+
+def lent(transport: Transport, peer: int, header: bytes, payload: memoryview) -> Transfer:
+    """Start to send a message by `Transport.lend`; raises as `checked_transfer`, which names `Transport.send` if the plugin has no other way."""
+    call = "send" if type(transport).lend is Transport.lend else "lend"
+    return checked_transfer(transport.lend(peer, header, payload), transport, call)
 
 
 def checked_wait(transport: Transport, transfers: Sequence[Transfer], deadline: Deadline) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from oneaccord.arrays.memory import Array, bytes_of, new_array
 from oneaccord.calls.engine.adapter import posted_bytes
-from oneaccord.calls.engine.waiting import StallCallback, Waiter, checked_transfer
+from oneaccord.calls.engine.waiting import StallCallback, Waiter, checked_transfer, lent
 from oneaccord.contract.backend import Damaged, Mailbox, Transfer, Transport
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import (
@@ -342,7 +342,9 @@ class _Mover:
             yield from _unfinished(box.post(flow.header(len(rest), 1), len(rest)), box, "post")
         else:
             for header, piece in self._pieces(flow, rest):
-                yield from _unfinished(self._transport.lend(flow.peer, header, piece), self._transport, "lend")
+                sending = lent(self._transport, flow.peer, header, piece)
+                if not sending.done:
+                    yield sending
         flow.finished = True
 
     def receive(self, flow: Incoming, step: int) -> Iterator[Transfer]:

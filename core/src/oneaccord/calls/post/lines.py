@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from oneaccord.arrays.memory import aligned_empty
-from oneaccord.calls.engine.waiting import checked_transfer
+from oneaccord.calls.engine.waiting import checked_transfer, lent
 from oneaccord.calls.messages.point_to_point import OPENING_BYTES
 from oneaccord.calls.post.envelopes import RECORD
 from oneaccord.contract.backend import Mailbox, Transfer, Transport
@@ -229,8 +229,8 @@ class Line:
                 yield transfer
         else:
             for index, piece in self._pieces(rest):
-                sending = transport.lend(self.peer, _header(self._rank, number, len(piece), index), piece.toreadonly())
-                if not checked_transfer(sending, transport, "lend").done:
+                sending = lent(transport, self.peer, _header(self._rank, number, len(piece), index), piece.toreadonly())
+                if not sending.done:
                     yield sending
         if then is not None:
             then()
