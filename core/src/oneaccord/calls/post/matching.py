@@ -3,7 +3,7 @@
 A message meets the receive that was posted first of those that it fits. A receive meets the message that came first of those that fit. So
 messages of one rank to one other in one group never overtake each other, if both fit the same receive. Each step takes the same time
 however many receives and messages wait: a message can only meet receives of four kinds (this rank and tag, any rank, any tag, or both), and
-each kind has a queue of its own.
+each kind has a queue of its own. Only a receive that is taken back from the middle of its queue is searched for there.
 """
 
 from __future__ import annotations
