@@ -18,6 +18,8 @@ MIB = 1 << 20
 SLOTS, LINE, LABELS = 4, 128, 128
 PAYLOADS = LABELS + SLOTS * LINE
 HEADER = bytes(range(64))
+JOINED = LABELS + 72 + 32
+"""Where the receiver of a first message writes its number, if the sender may copy, too."""
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -51,6 +53,7 @@ class Ends:
             }
             return native.Ring(out, into, sleepers, lambda: None, **numbers, fenced=False, tries=10, spin_s=0.0, **lending)
 
+        self.rings = [ring.cast("Q") for ring in rings]
         self.sender = end(rings[0], rings[1], self.child or os.getpid())
         self.receiver = end(rings[1], rings[0], os.getpid())
 
@@ -88,6 +91,20 @@ def test_the_sender_copies_what_the_receiver_has_left_to_it() -> None:
     np.testing.assert_array_equal(into, source)
     assert drawn(ends.receiver, into) == 9 * MIB
     assert not ends.sender.help_peer()
+
+
+@pytest.mark.parametrize("is_taken", [True, False], ids=["an answer", "an exchange"])
+def test_a_rank_copies_an_answer_together_with_its_sender(is_taken: bool) -> None:
+    # Who lends as well lets the peer copy that message instead; but not one that the peer has taken already.
+    ends = Ends()
+    source, into = content(2 * MIB), np.zeros(2 * MIB, np.uint8)
+    ends.sender.lend_whole(HEADER, source)
+    while is_taken and drawn(ends.receiver, into) < len(into):
+        pass
+    ends.receiver.lend_whole(HEADER, source)
+    drawn(ends.sender, into)
+    assert ends.rings[1][JOINED // 8] == is_taken
+    np.testing.assert_array_equal(into, source)
 
 
 def test_a_receiver_that_gives_up_is_written_to_no_more() -> None:

@@ -152,13 +152,18 @@ oneaccord_answer ring_lent(void *mailbox) {
 
 static unsigned char *words_in(const Ring *ring) { return label_in(ring) + ring->extent_at; }
 
+/* How many parts this rank claims at once. A peer to which it lends, too, copies that message first: fewer and longer parts take less time. That the peer has
+   taken such a message, this rank need not have noticed yet. */
+static uint64_t batch_of(const Ring *ring) {
+    return ring->lending && atomic_load_explicit(word(ring->out, 0), memory_order_relaxed) < ring->lending ? BATCH : 1;
+}
+
 /* Move one part of the message that has come; after the last one it is taken. */
 static oneaccord_answer draw(Ring *ring, unsigned char *into, size_t nbytes) {
     uint64_t number = ring->received + 1, parts = parts_of(nbytes);
     unsigned char *words = words_in(ring);
     if (ring->over) return ONEACCORD_UNUSUAL;
-    /* A peer to which this rank lends, too, copies that message first: fewer and longer parts take less time. */
-    uint64_t batch = ring->lending ? BATCH : 1;
+    uint64_t batch = batch_of(ring);
     if (ring->drawing != number) {
         atomic_store_explicit(&ring->own, 0, memory_order_relaxed);
         ring->drawn_bytes = nbytes;
@@ -235,7 +240,7 @@ PyObject *ring_py_draw(Ring *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     do {
         answer = draw(self, payload.buf, nbytes);
-        moved += part_bytes(nbytes) * (self->lending ? BATCH : 1);
+        moved += part_bytes(nbytes) * batch_of(self);
     } while (answer == ONEACCORD_PART && moved < DRAW_BYTES);
     Py_END_ALLOW_THREADS
     size_t here = nbytes;
