@@ -19,7 +19,7 @@ STRATEGIES = ["full", "grad", "none"]
 
 
 def tree_sum(values):
-    """The canonical tree of docs/guides/groups.md."""
+    """The canonical tree of docs/guides/reductions.md."""
     values = list(values)
     pairs = len(values) - 2 ** int(math.log2(len(values)))
     values = [values[2 * i] + values[2 * i + 1] for i in range(pairs)] + values[2 * pairs :]

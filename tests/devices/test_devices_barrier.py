@@ -137,7 +137,7 @@ def test_a_failed_group_tells_why_instead(gpus: FakeNccl) -> None:
     assert outcomes[0] is None, outcomes[0]
 
 
-RECIPE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "gpus.md").read_text(encoding="utf-8")
+RECIPE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "gpu-details.md").read_text(encoding="utf-8")
 OWN_STREAM = re.findall(r"^```python\n# A stream of your own\n(.*?)^```$", RECIPE, re.DOTALL | re.MULTILINE)
 
 
@@ -148,7 +148,7 @@ def test_a_stream_of_ones_own_is_used_as_the_page_shows(gpus: FakeNccl) -> None:
         weights = fake_cupy.zeros(5, np.float32)
         (text,) = OWN_STREAM
         names: dict[str, Any] = {"group": group, "gradient": x, "handle": handle, "weights": weights}
-        exec(compile(text, "docs/guides/gpus.md", "exec"), names)
+        exec(compile(text, "docs/guides/gpu-details.md", "exec"), names)
         assert ("all_reduce", 5, 7, 4, -1, handle) in gpus.calls  # the mean, on that stream
         assert weights.get().tolist() == [-0.75] * 5
         assert x.get().tolist() == [1.5] * 5

@@ -11,7 +11,7 @@ Array = np.ndarray[Any, Any]
 
 
 def canonical(operands: Sequence[Any]) -> Any:
-    """Add up in the order that docs/guides/groups.md gives."""
+    """Add up in the order that docs/guides/reductions.md gives."""
     left = list(operands)
     extra = len(left) - (1 << (len(left).bit_length() - 1))
     left = [left[2 * pair] + left[2 * pair + 1] for pair in range(extra)] + left[2 * extra :]

@@ -1,7 +1,7 @@
 """Choose the size of the pieces in which an array on a GPU goes through the host's memory, by a model of the cost of a piece.
 
 A piece is copied to the host, moved between the ranks, and copied back. The three overlap for pieces that follow each other, so that a call of
-k pieces lasts as long as one piece, and k - 1 times as long as the slowest of the three: see docs/guides/gpus.md, "Through the host".
+k pieces lasts as long as one piece, and k - 1 times as long as the slowest of the three: see docs/guides/gpu-details.md, "Through the host".
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ObjectCalls(TaggedCalls):
         Parameters
         ----------
         obj
-            The object to send; docs/guides/groups.md lists what can travel.
+            The object to send; docs/guides/objects.md lists what can travel.
         dest
             Another rank; with a tag, any rank.
         tag, mode
@@ -135,7 +135,7 @@ class ObjectCalls(TaggedCalls):
             As for `Group.recv`.
         type
             The type that the object must have, such as a dataclass. By default plain Python objects come out: see
-            docs/guides/groups.md.
+            docs/guides/objects.md.
         timeout_s
             Seconds that the call may last.
 

@@ -64,7 +64,7 @@ class GradientSync:
     program with collectives of its own in the backward pass gives this a group of its own: ``group.split(0)``.
 
     With ``reproducible``, the bits are those of one process that multiplies the gradient of each rank by its weight, adds the products as
-    docs/guides/groups.md says under "The same bits every time", and divides once by the sum of the weights, which are added in that order as well, in
+    docs/guides/reductions.md says under "The same bits every time", and divides once by the sum of the weights, which are added in that order as well, in
     float64. All else is in the dtype of the gradient (see ``reduce_dtype``). Size of the buckets, backend and order of arrival change nothing.
 
     Parameters

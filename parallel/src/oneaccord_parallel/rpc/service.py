@@ -65,7 +65,7 @@ class Service:
     ...         losses = [work.wait() for work in works]
 
     Arguments and results travel as msgpack, never as pickles: None, bool, int, float, str, bytes, lists, dicts, dataclasses, times, NumPy
-    arrays, as in docs/guides/groups.md. An argument gets the type of the annotation of the function's parameter, and a result that of ``type=``
+    arrays, as in docs/guides/objects.md. An argument gets the type of the annotation of the function's parameter, and a result that of ``type=``
     says; without these, plain Python objects. If the first parameter of a function is annotated as `Service`, the function gets the
     service there, and may call other ranks itself.
 

@@ -162,7 +162,7 @@ class Ranks:
 
 
 def tree_sum(values: Sequence[float]) -> float:
-    """Return the sum in the canonical tree of reproducible reductions, which docs/guides/groups.md describes."""
+    """Return the sum in the canonical tree of reproducible reductions, which docs/guides/reductions.md describes."""
     left = list(values)
     pairs = len(left) - (1 << (len(left).bit_length() - 1))
     left = [left[2 * pair] + left[2 * pair + 1] for pair in range(pairs)] + left[2 * pairs :]
