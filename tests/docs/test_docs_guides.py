@@ -18,7 +18,18 @@ from support import preloaded
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 LIMIT_S = 120
-PAGES = ["checkpoints", "debugging", "debugging-a-hang", "logging", "messages", "plugins-observer", "profiling", "windows"]
+PAGES = [
+    "checkpoints",
+    "debugging",
+    "debugging-a-hang",
+    "logging",
+    "messages",
+    "objects",
+    "plugins-observer",
+    "profiling",
+    "services",
+    "windows",
+]
 
 
 def chapters() -> list[object]:
