@@ -18,9 +18,9 @@ class CollectiveCalls(Calls):
     """The collectives of a group.
 
     Each has a form whose name ends in ``_async``: it takes the same arguments, checks them at once and raises the errors of the arguments, and
-    returns a `Work` whose ``wait`` gives the result and raises the rest. Any number may be in flight. ``timeout_s`` counts from when the
-    call's turn comes. The input must not be written to, and ``out`` not be touched, until the work is done; an array that is
-    not C-contiguous is copied at once. In a simulated world, and with ``check_inputs`` in the config, an early write to an input in the host's memory
+    returns a `Work` whose ``wait`` gives the result and raises the rest. Any number may be in flight. ``timeout_s`` counts from the
+    call's turn. Until the work is done, do not write to the input, and do not touch ``out``; an array that is not C-contiguous is copied
+    at once. In a simulated world, and with ``check_inputs`` in the config, an early write to an input in the host's memory
     is an `InputChangedError`. Arrays on GPUs go through a stream of the group's own, after the work that the caller's current stream has queued
     by then; the work's ``wait`` makes that stream wait, and its ``synchronize`` the host.
     """
@@ -51,7 +51,7 @@ class CollectiveCalls(Calls):
             result depend on the operands alone: not on the size of the array, the algorithm, the backend or the hosts. By default
             as the config says (``reproducible``, false). Alike on all ranks.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -119,7 +119,7 @@ class CollectiveCalls(Calls):
         out
             The array for the result: the same shape and dtype; may be ``array``, and usually is.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class CollectiveCalls(Calls):
         out
             The array for the result.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -239,7 +239,7 @@ class CollectiveCalls(Calls):
         out
             The array for this rank's part.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -279,7 +279,7 @@ class CollectiveCalls(Calls):
         out
             The array for this rank's part.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -317,7 +317,7 @@ class CollectiveCalls(Calls):
         out
             The array for the result; must not overlap ``array``.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -334,15 +334,15 @@ class CollectiveCalls(Calls):
     def barrier(self, *, device: str | int | None = None, timeout_s: float | None = None) -> None:
         """Wait until every rank has come here.
 
-        On a GPU, streams wait, and the host does not: what is queued on the current streams of CuPy and torch after this begins when all that was queued on
-        them before this is done, on all ranks. If the backend moves no GPU memory, the host waits for both.
+        With ``device="cuda"``, streams wait, and the host does not. Work that is queued on the current streams of CuPy and torch after this call begins
+        when the work queued before it is done, on all ranks. If the backend moves no GPU memory, the host waits for both.
 
         Parameters
         ----------
         device
-            For a barrier between GPUs ``"cuda"``, or the GPU as for `empty`, alike on all ranks; by default it is one between hosts.
+            ``"cuda"``, or a GPU as for `empty`, for a barrier between GPUs; the same on all ranks. By default it is one between processes.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Raises
         ------
@@ -382,7 +382,7 @@ class CollectiveCalls(Calls):
             Whether the operands are combined from left to right, ``((a0 op a1) op a2) op ...``, so that the bits of a
             floating-point result depend on them alone. By default the config decides. Give the same on all ranks.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------

@@ -106,8 +106,8 @@ def elastic(
     """Let a function survive the death of ranks: after a failure it is called again with a new group, until it has returned on all ranks.
 
     The function is ``train(group, generation, state, ...)``. The decorated one is called without these three. It makes the group by `init`, and closes
-    it in the end. If the group fails, the ranks that are left make a new one by `Group.shrink`; under ``oneaccord run --max-restarts`` new ranks
-    come in the place of those that died. Then all have the state that was committed last, and the function is called again.
+    it in the end. If the group fails, the survivors make a new one by `Group.shrink`; under ``oneaccord run --max-restarts``, replacements of the
+    dead ranks join them. Then all have the state that was committed last, and the function is called again.
 
     >>> @oa.elastic(state=lambda: {"step": 0, "weights": np.zeros(8)})
     ... def train(group, generation, state):
@@ -136,7 +136,7 @@ def elastic(
     ------
     CommError
         By the decorated function: a `CollectiveMismatchError` or `InputChangedError`, which would come again; the third failure in a row
-        that is no death, without a commit; or the ranks that are left did not come together, as `Group.shrink` raises. The errors of `init` pass through, and so
+        that is no death, without a commit; or the survivors did not come together, as `Group.shrink` raises. The errors of `init` pass through, and so
         does any other exception of the function: to the other ranks, this one is then lost.
     UsageError
         ``state`` is neither a mapping with keys of text nor a function; or the first content holds something that cannot travel.

@@ -200,7 +200,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         flag
             A bool, or an integer of 64 bits.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -230,7 +230,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         return bool(agreed) if is_bool else agreed
 
     def shrink(self, *, timeout_s: float | None = None) -> Group:
-        """Make a new group of the ranks that are left, after this one has failed. Every rank that is left must call it.
+        """Make a new group of the survivors, after this one has failed. Every survivor must call it.
 
         Ranks that died, ended, or closed the group are not waited for. The others are renumbered from 0, in their old order.
         If no rank is lost, for example after a missed deadline, the new group has the same ranks. This group and the groups made
@@ -244,7 +244,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         Returns
         -------
         Group
-            Close it, best by ``with``. Its errors use its own rank numbers.
+            Close it, ideally by ``with``. Its errors use its own rank numbers.
 
         Raises
         ------
@@ -308,7 +308,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         key
             Orders the ranks in the new group; ranks with equal keys keep the order of this group. By default all ranks keep it.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -343,7 +343,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         ranks
             Ranks of this group, each once, the same list on all of them.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------

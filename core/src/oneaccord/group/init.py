@@ -79,7 +79,7 @@ def init(
     Returns
     -------
     Group
-        Close it, best by ``with``.
+        Close it, ideally by ``with``.
 
     Raises
     ------

@@ -258,7 +258,7 @@ class DeviceMesh:
         array
             This rank's array; those of the ranks may differ in shape and dtype.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -275,7 +275,7 @@ class DeviceMesh:
         arrays
             An array for each of `neighbors`, in their order; what stands where there is none is ignored.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------

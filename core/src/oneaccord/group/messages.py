@@ -36,8 +36,8 @@ class MessageCalls(TaggedCalls):
     ) -> None:
         """Send an array to one rank, which must `recv` it.
 
-        A small array may still be on its way when the call returns. Without a tag, a later call or `close` raises the error if it does not fit, or no rank
-        receives it. With a tag, the receive raises the error if it does not fit, and `close` if no rank receives it.
+        A small array may still be on its way when the call returns. Without a tag, a later call or `close` raises an error if no rank receives the
+        array, or if it does not fit the receive. With a tag, the receive raises the error if the array does not fit, and `close` if no rank receives it.
 
         Parameters
         ----------
@@ -46,12 +46,12 @@ class MessageCalls(TaggedCalls):
         dest
             The rank to send to; with None, nothing is sent. With a tag it may be this rank.
         tag
-            An integer from 0 on; by default the message has none.
+            An integer from 0 to 2**63 - 1; by default the message has none.
         mode
             Only with a tag. ``"sync"`` returns once the message has met its receive. ``"buffered"`` copies the array and returns at once. ``"ready"`` promises
             that the receive has begun; if it has not, that is a mismatch. ``"standard"`` returns once the array may be written to.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Raises
         ------
@@ -60,7 +60,7 @@ class MessageCalls(TaggedCalls):
         SelfSendError
             ``dest`` is this rank, and there is no tag.
         UsageError
-            ``tag`` is no tag, or ``mode`` is none or has no tag.
+            ``tag`` is not an integer from 0 to 2**63 - 1, or ``mode`` is unknown, or given without ``tag``.
         """
         if tag is not None:
             self._send_tagged(array, dest, tag, mode, timeout_s)
@@ -115,7 +115,7 @@ class MessageCalls(TaggedCalls):
         Parameters
         ----------
         source
-            The rank to receive from; with None, nothing is received. `oneaccord.ANY`, the default, takes that of any rank, and needs a tag.
+            The rank to receive from; with None, nothing is received. `oneaccord.ANY`, the default, takes a message of any rank, and needs a tag.
         tag
             The tag that the message must have, or `oneaccord.ANY_TAG`; by default it must have none.
         out
@@ -124,7 +124,7 @@ class MessageCalls(TaggedCalls):
         status
             Only with a tag: a `Status` to fill with the sender, the tag and the size.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -141,9 +141,9 @@ class MessageCalls(TaggedCalls):
         SizeMismatchError
             A message with a tag is larger than ``out``. It is lost, and the group stays usable.
         DTypeError
-            A message with a tag is of another dtype than ``out``, or an object. It is lost, and the group stays usable.
+            A message with a tag has another dtype than ``out``, or is an object. It is lost, and the group stays usable.
         UsageError
-            ``tag`` is no tag, or ``ANY`` or ``status`` was given without one.
+            ``tag`` is not an integer from 0 to 2**63 - 1, or ``ANY`` or ``status`` was given without one.
         """
         if tag is not None:
             received: Array | None = self._recv_tagged(source, tag, out, status, timeout_s)
@@ -221,7 +221,7 @@ class MessageCalls(TaggedCalls):
         recv_tag
             As ``tag`` for `recv`, and only with ``tag``; by default the same as ``tag``.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------

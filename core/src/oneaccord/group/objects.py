@@ -80,7 +80,7 @@ class ObjectCalls(TaggedCalls):
         tag, mode
             As for `Group.send`.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class ObjectCalls(TaggedCalls):
             The type that the object must have, such as a dataclass. By default plain Python objects come out: see
             docs/guides/objects.md.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -220,7 +220,7 @@ class ObjectCalls(TaggedCalls):
         type
             The type that the object must have; see `recv_object`.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -252,7 +252,7 @@ class ObjectCalls(TaggedCalls):
         type
             The type that each object must have; see `recv_object`.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -286,7 +286,7 @@ class ObjectCalls(TaggedCalls):
         type
             On the root, the type that each object must have. Ignored elsewhere.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -326,7 +326,7 @@ class ObjectCalls(TaggedCalls):
         type
             The type that this rank's object must have; see `recv_object`.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------

@@ -143,7 +143,7 @@ class SharedArray(Generic[G]):
         Parameters
         ----------
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Raises
         ------
@@ -219,7 +219,7 @@ class SharedCalls:
         shape, dtype
             As for `numpy.zeros`; any dtype without Python objects.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------

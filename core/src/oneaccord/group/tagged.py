@@ -84,7 +84,7 @@ class TaggedCalls(Calls):
         tag
             The tag that it must have; by default any.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class TaggedCalls(Calls):
         InvalidRankError
             ``source`` is not in the group.
         UsageError
-            ``tag`` is no tag.
+            ``tag`` is not an integer from 0 to 2**63 - 1, or `oneaccord.ANY_TAG`.
         """
         pattern = self._pattern("probe", source, tag)
         letter = self._failing(self._post.probe, pattern.what, pattern, self._limit(timeout_s), take=False)

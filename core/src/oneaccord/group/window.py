@@ -29,8 +29,8 @@ class Window(WindowBase):
     they begin, a slice such as ``np.s_[2:8:2]`` is all of them. The window is flat: an array of more dimensions counts in C order.
 
     **When it has happened.** Calls that return elements are complete when they return. `put` and `accumulate` may be on their way: they are complete
-    after `flush`, `fence`, `unlock` or `complete`. Calls of one rank on one window take effect in their order. Of two ranks they have no
-    order, unless one of these, or a message or barrier after it, comes between.
+    after `flush`, `fence`, `unlock` or `complete`. Calls of one rank on one window take effect in their order. Calls of two ranks have an order only
+    if the first one is complete, and a fence, a lock, a message or a barrier comes before the second.
 
     **Atomicity.** `accumulate`, `fetch_and_op` and `compare_and_swap` change each element as if no other such call came at the same time. `put`, `get`
     and the program's own use of ``local`` do not: separate them from what other ranks do there.
@@ -78,7 +78,7 @@ class Window(WindowBase):
         target, at
             The rank, and its elements.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
         """
         self._change("put", wire.PUT, values, target, at, timeout_s)
 
@@ -92,7 +92,7 @@ class Window(WindowBase):
         out
             An array of the window's dtype and of any shape.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -111,7 +111,7 @@ class Window(WindowBase):
         values, target, at, timeout_s
             As for `put`.
         op
-            How: a name as in `Group.all_reduce`, but ``"mean"``; or ``"replace"``, which is a `put` that is atomic.
+            How: a name as in `Group.all_reduce`, except ``"mean"``; or ``"replace"``, which is a `put` that is atomic.
         """
         self._change("accumulate", wire.ACCUMULATE, values, target, at, timeout_s, op=op)
 
@@ -179,7 +179,7 @@ class Window(WindowBase):
         target
             The rank; by default all.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
         """
         seconds = self._begin("flush", timeout_s)
         ranks = self._ranks if target is None else (self._ranks[self._arguments.rank(target, "target")],)
@@ -214,7 +214,7 @@ class Window(WindowBase):
         shared
             Whether others may hold it shared at the same time.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -237,7 +237,7 @@ class Window(WindowBase):
         Parameters
         ----------
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Returns
         -------
@@ -268,7 +268,7 @@ class Window(WindowBase):
         target
             The rank; by default all whose locks this rank holds.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class Window(WindowBase):
         origins
             The ranks.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Raises
         ------
@@ -315,7 +315,7 @@ class Window(WindowBase):
         targets
             The ranks.
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Raises
         ------
@@ -355,7 +355,7 @@ class Window(WindowBase):
         Parameters
         ----------
         timeout_s
-            Seconds that the call may last.
+            The most seconds that the call may last; by default the setting ``timeout_s``.
 
         Raises
         ------
