@@ -83,7 +83,7 @@ class DeviceWork(Work[T]):
         self._check_ends()
         if not self._launched.wait(None if deadline is None else deadline.remaining()):
             seconds = 0.0 if deadline is None else deadline.timeout_s
-            raise DeadlineError(f"{self._what} was not enqueued within {seconds:g} s; it goes on", operation=self._what)
+            raise DeadlineError(f"{self._what} was not enqueued within {seconds:g} s; the call continues", operation=self._what)
         underway = self._underway
         if underway is None or self.done():
             return super()._finish(deadline)
