@@ -273,7 +273,8 @@ def test_a_rank_that_does_not_answer_is_named_when_the_time_is_up() -> None:
     verdict = job.the_verdict()
     assert verdict.text == (
         "barrier #1 did not finish: rank 2 did not answer\n  ranks 0-1: barrier() #1\n  rank 2: no answer: stopped, cut off, or busy"
-        "\n  if they only need more time: timeout_s= of the call or of init(), or ONEACCORD_TIMEOUT_S"
+        "\n  if they only need more time: timeout_s= of the call or of init(), or ONEACCORD_TIMEOUT_S;\n"
+        "  in programs of torch.distributed, timeout= of init_process_group()"
     )
     assert verdict.peer == 2
 
@@ -391,6 +392,21 @@ def test_who_waits_for_a_rank_that_has_left_waits_in_vain(leaves_first: bool) ->
     verdict = job.the_verdict()
     assert (verdict.kind, verdict.peer, verdict.operation, verdict.sequence) == ("mismatch", 2, "all_reduce", 3)
     assert verdict.text.startswith("rank 2 has closed its group, and rank 0 waits for it in all_reduce #3")
+    assert "tag" not in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("operation", "rule"),
+    [
+        ("recv from rank 2", "a receive without a tag takes only messages without one"),
+        ("recv from any rank, tag 3", "a receive with a tag takes only messages with a tag"),
+    ],
+)
+def test_a_receive_left_alone_tells_of_tags(operation: str, rule: str) -> None:
+    job = Job()
+    job.store.handle(2, Leave(progress(3)))
+    job.store.handle(0, stalled(3, b"one", operation=operation, awaiting=[2]))
+    assert job.the_verdict().text.endswith(rule)
 
 
 def test_a_rank_that_has_left_after_its_part_is_not_waited_for_in_vain() -> None:

@@ -293,7 +293,8 @@ def test_an_inquest_about_a_group_names_its_silent_members_alone() -> None:
     assert job.the_verdict().text == (
         "barrier #2 did not finish: rank 3 did not answer\n  rank 1: barrier() #2 of group 7\n"
         "  rank 3: no answer: stopped, cut off, or busy\n"
-        "  if they only need more time: timeout_s= of the call or of init(), or ONEACCORD_TIMEOUT_S"
+        "  if they only need more time: timeout_s= of the call or of init(), or ONEACCORD_TIMEOUT_S;\n"
+        "  in programs of torch.distributed, timeout= of init_process_group()"
     )
 
 

@@ -12,6 +12,12 @@ from oneaccord.control.verdicts import differ_in_length
 __all__: list[str] = []
 
 _ORDER = "every rank must make the same calls, in the same order"
+_TAGS = "a receive with a tag takes only messages with a tag"
+_NO_TAGS = "a receive without a tag takes only messages without one"
+_MORE_TIME = (
+    "  if they only need more time: timeout_s= of the call or of init(), or ONEACCORD_TIMEOUT_S;\n"
+    "  in programs of torch.distributed, timeout= of init_process_group()"
+)
 _MAX_NAMED = 4  # processes that were refused, in one error
 
 
@@ -127,7 +133,10 @@ def absent_from(exchange: str, absent: int, waiting: Collection[int]) -> str:
 
 def abandoned(rank: int, peer: int, wait: Wait) -> str:
     """Say that a rank waits for one that has left."""
-    return f"rank {peer} has closed its group, and rank {rank} waits for it in {wait.operation} #{wait.sequence}: {_ORDER}"
+    rule = f"; {_TAGS if ' tag' in wait.operation else _NO_TAGS}" if wait.operation.startswith("recv ") else ""
+    return (
+        f"rank {peer} has closed its group, and rank {rank} waits for it in {wait.operation} #{wait.sequence}: {_ORDER}{rule}"
+    )
 
 
 # After an inquest.
@@ -140,7 +149,7 @@ def verdict_of(inquest: Inquest, finding: Finding) -> str:
     if report.kind == "mismatch" and differ_in_length([answer.text for answer in inquest.answers.values() if answer.entered]):
         lines.append("  arrays of unequal lengths: give counts= or uneven=True on all ranks")
     if report.kind == "deadline":
-        lines.append("  if they only need more time: timeout_s= of the call or of init(), or ONEACCORD_TIMEOUT_S")
+        lines.append(_MORE_TIME)
     return "\n".join(lines)
 
 
