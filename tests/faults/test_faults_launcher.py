@@ -233,6 +233,57 @@ def test_sigusr1_to_the_launcher_reaches_the_ranks_that_handle_it(start: Start, 
     assert sorted(re.findall(r"rank (\d) heard (\d)", out)) == [("0", "0"), ("1", "0"), ("2", "1")]
 
 
+def test_records_after_sigterm_without_any_are_not_promised(start: Start, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    (records / "former-rank-0.json").write_text("{}")  # of another job
+    program = """
+        with oa.init() as group:
+            group.barrier()
+            ready()
+            time.sleep(600)
+    """
+    launch = start(program, 2, "--record", str(records))
+    launch.until_ready(2)
+    os.kill(launch.job.pid, signal.SIGTERM)
+    _, _, err = launch.finish()
+    assert f"the ranks have recorded nothing in {records}: " in err
+    assert "oneaccord explain" not in err
+
+
+def test_records_of_a_failed_job_are_shown_with_the_command(start: Start, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    launch = start("with oa.init() as group: group.all_reduce(np.zeros(3 + rank))", 2, "--record", str(records))
+    _, _, err = launch.finish()
+    assert err.endswith(f"oneaccord run: what the ranks recorded: oneaccord explain {records}\n")
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "dmesg"), (signal.SIGSEGV, "PYTHONFAULTHANDLER=1")])
+def test_a_kill_without_a_traceback_says_where_to_look(start: Start, number: signal.Signals, words: str) -> None:
+    launch = start(
+        """
+        with oa.init() as group:
+            if rank == 1:
+                os.kill(os.getpid(), signal.NAME)
+            group.barrier()
+    """.replace("NAME", number.name)
+    )
+    _, _, err = launch.finish()
+    assert re.search(rf"rank 1 left no traceback, and wrote nothing to its standard error; .*{words}", err)
+
+
+def test_a_rank_that_leaves_by_os_exit_zero_is_named(start: Start) -> None:
+    launch = start("""
+        with oa.init() as group:
+            if rank == 1:
+                os._exit(0)
+            group.barrier()
+    """)
+    code, _, err = launch.finish()
+    assert code == 1
+    assert err.endswith("oneaccord run: rank 1 ended with exit code 0\n")
+
+
 def test_a_mismatch_is_read_by_the_user_in_words(start: Start) -> None:
     launch = start("""
         with oa.init() as group:

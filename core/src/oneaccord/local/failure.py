@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,11 +23,13 @@ __all__ = [
     "Failure",
     "conclude",
     "exit_code",
+    "files_of_recorders",
     "last_straw",
     "primary",
     "report",
     "report_ended",
     "report_lost",
+    "report_records",
 ]
 
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
@@ -34,6 +39,13 @@ _CHAINED = re.compile(
 )
 _PLACE = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LAST_LINES = 10
+_OF_MEMORY = "; the kernel ends a process so if memory runs out: dmesg or the scheduler tells"
+_OF_CODE = "; set PYTHONFAULTHANDLER=1 to see the line"
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: _OF_MEMORY,
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL), _OF_CODE),
+}
+"""What to do about a signal that leaves no traceback."""
 MISTAKES = {
     f"oneaccord.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError", "RaceError")
 }
@@ -138,7 +150,11 @@ def conclude(ranks: Sequence[Ended], told_to_end: signal.Signals | None, *, may_
     also = sorted({failure.rank for failure in failures if failure not in (first, *survived)})
     ended = sorted({each.failure.rank for each in failed if each.signalled and each.failure.rank != first.rank})
     others = [each.failure for each in failed if each.failure.rank != first.rank]
-    return line + report(first, also, ended, survived, others), exit_code(first.code)
+    text = line + report(first, also, ended, survived, others)
+    if first.is_secondary and (good := sorted(each.failure.rank for each in needed if each.failure.code == 0)):
+        # As by os._exit(), or by a library that ends the process: nobody else says it.
+        text += f"oneaccord run: {show_ranks(good)} ended with exit code 0\n"
+    return text, exit_code(first.code)
 
 
 def primary(failures: Sequence[Failure]) -> Failure:
@@ -219,7 +235,8 @@ def report(
         lines.append(f"oneaccord run: rank {first.rank} left no traceback; the end of its standard error:")
         text = "\n".join(last)
     else:
-        lines.append(f"oneaccord run: rank {first.rank} left no traceback, and wrote nothing to its standard error")
+        hint = "" if first.reason else _HINTS.get(-first.code, "")
+        lines.append(f"oneaccord run: rank {first.rank} left no traceback, and wrote nothing to its standard error{hint}")
     return "\n".join(lines) + "\n" + (text.rstrip("\n") + "\n" if text else "")
 
 
@@ -283,3 +300,24 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def files_of_recorders(directory: str) -> set[tuple[str, int]]:
+    """Return the files of flight recorders in a folder, each with the time of its last change; none if there is no such folder."""
+    found = set()
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if "-rank-" in entry.name:
+                with suppress(OSError):  # another job may tidy up
+                    found.add((entry.name, entry.stat().st_mtime_ns))
+    return found
+
+
+def report_records(directory: str, is_new: bool) -> str:
+    """Return the last text for the user if the ranks were to record their calls in a folder: how to read it, or why there is nothing of this job."""
+    if is_new:
+        return f"oneaccord run: what the ranks recorded: oneaccord explain {shlex.quote(directory)}\n"
+    return (
+        f"oneaccord run: the ranks have recorded nothing in {directory}: SIGTERM and SIGKILL leave them no time. "
+        "End a job by Ctrl-C, or send SIGUSR1 to oneaccord run before\n"
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import selectors
-import shlex
 import signal
 import sys
 import threading
@@ -21,7 +20,7 @@ from oneaccord.errors import UsageError
 from oneaccord.job import error_file
 from oneaccord.local.child import Child
 from oneaccord.local.elastic import Elastic
-from oneaccord.local.failure import conclude
+from oneaccord.local.failure import conclude, files_of_recorders, report_records
 from oneaccord.local.forked import ForkedRank, ForkServer, fork_server, why_no_fork
 from oneaccord.local.groups import (
     Left,
@@ -139,6 +138,10 @@ class _Launcher:
         self._to_send: deque[tuple[float, signal.Signals | None]] = deque()
         """Signals that the ranks will get, each with its time, unless they end before; None says which ranks are waited for."""
         self._stop_s = _STOP_S if job.grace_s is None else job.grace_s
+        setting = of_setting("recorder", "directory")
+        self._records = job.environ.get(setting, os.environ.get(setting))
+        self._recorded_before = files_of_recorders(self._records) if self._records else set()
+        """What other jobs have left in the folder."""
         self._told_to_end: signal.Signals | None = None
         """What ended the job from outside."""
         self._cleanup = ExitStack()
@@ -255,10 +258,9 @@ class _Launcher:
         code = self._conclude()
         for screen in self._screens:
             screen.tell_of_lost()
-        setting = of_setting("recorder", "directory")
-        records = self._job.environ.get(setting, os.environ.get(setting))
-        if code and records:
-            self._say(f"oneaccord run: what the ranks recorded: oneaccord explain {shlex.quote(records)}\n")
+        if code and self._records:
+            is_new = bool(files_of_recorders(self._records) - self._recorded_before)
+            self._say(report_records(self._records, is_new))
         return code
 
     def _wait_for_what_is_left(self) -> None:
