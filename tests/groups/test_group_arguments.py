@@ -41,6 +41,17 @@ def test_a_root_that_is_no_rank(world):
     world(program, SIZE)
 
 
+def test_an_array_in_the_place_of_a_rank_leads_to_out(world):
+    """As in MPI, where the second argument takes the result."""
+
+    def program(group: Group) -> None:
+        words = r"root=<ndarray> is not in the group: its ranks are 0 to 2 \(did you mean out="
+        for method in (group.broadcast, group.gather, group.scatter):
+            refused(group, oa.InvalidRankError, words, method, [1, 2, 3], np.zeros(3))
+
+    world(program, SIZE)
+
+
 def test_a_root_may_be_any_integer(world):
     """Also where it is one on one rank and a Python integer on the others."""
 

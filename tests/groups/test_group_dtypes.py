@@ -151,6 +151,7 @@ NO_REDUCTIONS = [
     (sum, "float64", "is not a reduction"),
     (["sum"], "float64", "is not a reduction"),
     (3, "float64", "3 is not a reduction"),
+    (np.ones(2), "float64", r"op=<ndarray> is not a reduction \(did you mean out="),
 ]
 
 
@@ -180,7 +181,7 @@ REFUSED = {
     "int4": (np.zeros(3, ml_dtypes.int4), "not one of NumPy's numeric dtypes"),
     "a large Python number": (2**70, "Python objects"),
     "None": (None, "Python objects"),
-    "a dict": ({"a": 1}, "Python objects"),
+    "a dict": ({"a": 1}, r"Python objects.*send_object\(\), broadcast_object\(\)"),
 }
 
 

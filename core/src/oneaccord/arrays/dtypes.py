@@ -116,7 +116,10 @@ def check_dtype(dtype: np.dtype[Any]) -> int:
     if code:
         return code
     if dtype.hasobject:
-        reason = "it holds Python objects, and oneaccord never pickles"
+        reason = (
+            "it holds Python objects, and oneaccord never pickles; send_object(), broadcast_object() and their kin "
+            "take numbers, text, lists and dicts"
+        )
     elif not dtype.isnative:
         reason = 'its byte order is not this machine\'s; use x.astype(x.dtype.newbyteorder("="))'
     elif dtype.names is not None:
@@ -242,9 +245,11 @@ def identity_of(op: OpLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def _no_such(op: object) -> DTypeError:
     near = nearest_op(op, OP_NAMES)
-    hint = f' (did you mean "{near}"?)' if near else ""
+    shown, hint = repr(op), f' (did you mean "{near}"?)' if near else ""
+    if getattr(op, "ndim", 0):  # as in MPI, where the result goes into the second argument
+        shown, hint = f"<{type(op).__name__}>", " (did you mean out=, which takes the result?)"
     others = "a binary NumPy ufunc, or a function of two arrays (one that can be hashed)"
-    return DTypeError(f"op={op!r} is not a reduction{hint}; give one of {', '.join(OP_NAMES)}, {others}")
+    return DTypeError(f"op={shown} is not a reduction{hint}; give one of {', '.join(OP_NAMES)}, {others}")
 
 
 @lru_cache(maxsize=512)

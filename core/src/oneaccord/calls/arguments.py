@@ -44,8 +44,11 @@ class Arguments:
         number = whole(given)
         if number is None or not 0 <= number < self._world_size:
             nobody = ", or None for no rank" if or_nobody else ""
+            shown = repr(given)
+            if getattr(given, "ndim", 0):  # as in MPI, where the result goes into the second argument
+                shown, nobody = f"<{type(given).__name__}>", f"{nobody} (did you mean out=, which takes the result?)"
             raise InvalidRankError(
-                f"{what}={given!r} is not in the group: its ranks are 0 to {self._world_size - 1}{nobody}",
+                f"{what}={shown} is not in the group: its ranks are 0 to {self._world_size - 1}{nobody}",
                 rank=self._members.ranks[self._rank],
                 peer=number,
             )
