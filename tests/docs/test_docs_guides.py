@@ -22,6 +22,7 @@ PAGES = [
     "checkpoints",
     "debugging",
     "debugging-a-hang",
+    "launch-from-python",
     "logging",
     "messages",
     "objects",
