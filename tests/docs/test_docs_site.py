@@ -109,6 +109,14 @@ def test_search_leads_to_a_page_in_two_clicks(page: Any, words: str, title: str)
         ("mpi tag", "guides/messages"),
         ("hang", "guides/debugging-a-hang"),
         ("docker", "guides/deploying"),
+        # In whole sentences, and in words that no title has.
+        ("how do I send a dict", "guides/groups"),
+        ("gather arrays of different lengths", "guides/groups"),
+        ("which port", "faq"),
+        ("kill -9", "guides/debugging"),
+        ("mixed precision", "guides/training"),
+        ("parameter sweep", "guides/launch-from-python"),
+        ("Unknown backend type oneaccord", "guides/torch"),
     ],
 )
 def test_a_newcomers_words_lead_to_the_page_in_three_results(browser: Any, words: str, page_found: str) -> None:
@@ -127,6 +135,16 @@ def test_a_newcomers_words_lead_to_the_page_in_three_results(browser: Any, words
         pytest.fail(f"{words!r} leads to {page.evaluate(three)}")
     finally:
         page.close()
+
+
+def test_no_mark_of_the_source_is_left_in_a_page() -> None:
+    """A piece of code that is broken over two lines, the second of which begins as an item of a list does, is no code."""
+    left = []
+    for path in SITE.glob("**/*.html"):
+        article = re.search(r"<article.*?</article>", path.read_text(encoding="utf-8"), re.DOTALL)
+        text = re.sub(r"<(pre|code|script)\b.*?</\1>", "", article[0] if article else "", flags=re.DOTALL)
+        left += [f"{path.relative_to(SITE)}: {line.strip()}" for line in text.splitlines() if "`" in line]
+    assert left == []
 
 
 def test_a_search_result_shows_the_words_around(page: Any) -> None:
