@@ -52,6 +52,15 @@ def test_an_array_in_the_place_of_a_rank_leads_to_out(world):
     world(program, SIZE)
 
 
+@pytest.mark.parametrize("dtype", [3, "no such", {"names": ["a"], "formats": []}])
+def test_a_dtype_that_is_none_is_refused_by_all_that_make_arrays(world, dtype):
+    def program(group: Group) -> None:
+        for method, first in ((group.empty, 3), (group.shared, 3), (group.window, 3), (group.window, np.zeros(3))):
+            refused(group, oa.DTypeError, "dtype must be a dtype of NumPy, not ", method, first, dtype)
+
+    world(program, SIZE)
+
+
 def test_a_root_may_be_any_integer(world):
     """Also where it is one on one rank and a Python integer on the others."""
 

@@ -27,6 +27,7 @@ __all__ = [
     "dtype_from_code",
     "fields_of",
     "identity_of",
+    "named_dtype",
     "resolve_op",
 ]
 
@@ -102,6 +103,21 @@ class Reduction(msgspec.Struct, frozen=True, eq=False):
     commutes: bool = True
     is_users: bool = False
     """Whether ``combine`` hands its operands to a function of the user's, which may keep them."""
+
+
+def named_dtype(given: Any) -> np.dtype[Any]:
+    """Return the dtype that an argument names.
+
+    Raises
+    ------
+    DTypeError
+        It names none.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(given)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"dtype must be a dtype of NumPy, not {given!r}: {error}") from None
+    return found
 
 
 def check_dtype(dtype: np.dtype[Any]) -> int:

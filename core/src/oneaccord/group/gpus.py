@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from oneaccord.arrays.dtypes import check_dtype
+from oneaccord.arrays.dtypes import check_dtype, named_dtype
 from oneaccord.arrays.libraries import present
 from oneaccord.arrays.libraries.cupy import CuPyLibrary
 from oneaccord.arrays.memory import NOTHING, Array, aligned_empty
@@ -76,6 +76,8 @@ class GpuCalls(Calls):
         ------
         SizeMismatchError
             An extent is negative, or no integer.
+        DTypeError
+            There is no such dtype, or its arrays cannot travel.
         OutOfMemoryError
             There is no memory, or the backend's share is used up. For registered memory, on any rank; alike on all ranks.
         UsageError
@@ -85,7 +87,7 @@ class GpuCalls(Calls):
         UnsupportedError
             There is no GPU or no CuPy, or a stream is being captured.
         """
-        dtype = np.dtype(dtype)
+        dtype = named_dtype(dtype)
         number = _device(device)
         self._check_open()
         check_dtype(dtype)

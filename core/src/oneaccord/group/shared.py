@@ -15,6 +15,7 @@ from typing import Any, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeVa
 import numpy as np
 import numpy.typing as npt
 
+from oneaccord.arrays.dtypes import named_dtype
 from oneaccord.arrays.memory import ALIGNMENT, Array
 from oneaccord.calls.arguments import extents
 from oneaccord.calls.failures import awaited
@@ -449,10 +450,7 @@ def _problem(error: Exception) -> _Problem:
 
 def checked_array(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return a shape and a dtype in the one form that all ranks compare."""
-    try:
-        found = np.dtype(dtype)
-    except TypeError as error:
-        raise DTypeError(f"dtype must be a dtype of NumPy, not {dtype!r}: {error}") from None
+    found = named_dtype(dtype)
     given = extents(shape)
     if found.subdtype is not None:  # as NumPy's functions take it
         found, more = found.subdtype

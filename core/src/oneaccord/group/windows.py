@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from oneaccord.arrays.dtypes import check_dtype, dtype_from_code, dtype_name, fields_of
+from oneaccord.arrays.dtypes import check_dtype, dtype_from_code, dtype_name, fields_of, named_dtype
 from oneaccord.arrays.memory import Array
 from oneaccord.calls.windows.asking import Asking
 from oneaccord.calls.windows.direct import Direct
@@ -107,10 +107,8 @@ def _brought(array: Any, dtype: Any) -> tuple[Array | None, tuple[int, ...], _Br
             raise LayoutError(f"a window is made from a NumPy array, a shape, or None, not from a {type(array).__name__}")
         shape, found = checked_array(array, np.float64 if dtype is None else dtype)
         return None, shape, _Brought(int(np.prod(shape, dtype=np.int64)), check_dtype(found), fields_of(found), is_own=False)
-    if dtype is not None and np.dtype(dtype) != array.dtype:
-        raise DTypeError(
-            f"dtype={np.dtype(dtype)} was given with an array of {array.dtype}: leave the dtype out, or convert the array"
-        )
+    if dtype is not None and (found := named_dtype(dtype)) != array.dtype:
+        raise DTypeError(f"dtype={found} was given with an array of {array.dtype}: leave the dtype out, or convert the array")
     if not array.flags.c_contiguous or not array.flags.writeable:
         raise LayoutError(
             "the array of a window must be C-contiguous and writable: give np.ascontiguousarray(x), and use win.local"
