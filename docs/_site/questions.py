@@ -28,7 +28,7 @@ ANSWERS: Final[dict[str, str]] = {
     "guides/checkpoints#save-and-continue": "fewer ranks, different number ranks",
     "guides/debugging": "breakpoint, pdb, debugger, gdb",
     "guides/debugging#a-rank-that-dies-without-a-traceback": "kill -9, sigkill, 137, out of memory, segfault, segmentation fault, sigsegv",
-    "guides/debugging-a-hang": "hang, hangs, stuck, freeze, timeout, deadlock, timed out",
+    "guides/debugging-a-hang": "missing rank, hang, hangs, stuck, freeze, timeout, deadlock, timed out",
     "guides/deploying": "docker, container, dockerfile, systemd",
     "guides/elastic": "rank died, rank dies, dead rank, fault tolerance, restart, preemption",
     "guides/gpus": "gpu, gpus, cuda, cupy, nccl",
