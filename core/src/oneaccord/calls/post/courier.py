@@ -71,14 +71,14 @@ class Courier:
         self._office = office
         self._runtime = runtime
         self._is_called = False
-        self._is_over = False
+        self._over = threading.Event()
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
         self._changed = runtime.condition() if runtime.is_simulated else None
 
     def call(self) -> None:
         """Let it look whether there is something to do; under the lock of the office."""
-        if self._is_called or self._is_over:
+        if self._is_called or self._over.is_set():
             self._look_again()
             return
         self._is_called = True
@@ -96,7 +96,7 @@ class Courier:
 
     def stop(self) -> None:
         """End the thread."""
-        self._is_over = True
+        self._over.set()
         self._bell.set()
         self._look_again()
         thread = self._thread
@@ -115,7 +115,7 @@ class Courier:
         while True:
             with office.lock:
                 earliest, is_driven = office.earliest(), office.is_driven
-                if self._is_over or not office.has_work or (is_driven and earliest == math.inf):
+                if self._over.is_set() or not office.has_work or (is_driven and earliest == math.inf):
                     self._is_called = False
                     return
             try:
@@ -134,24 +134,28 @@ class Courier:
         assert changed is not None
 
         def is_other() -> bool:
-            return self._is_over or not office.is_driven or office.earliest() != earliest
+            return self._over.is_set() or not office.is_driven or office.earliest() != earliest
 
         with changed:
             changed.wait_for(is_other, seconds)
 
     def _live(self) -> None:
         office = self._office
-        while not self._is_over:
+        while not self._over.is_set():
             for _ in range(_LINGERS):
                 drives = office.drives
                 time.sleep(_PAUSE_S)
+                if self._over.is_set():
+                    return
                 try:
-                    while drives == office.drives and office.has_work and not office.is_driven and not self._is_over:
+                    if office.has_work:
+                        office.check()  # also while another thread drives, or there is nothing to drive
+                    while drives == office.drives and office.has_work and not office.is_driven and not self._over.is_set():
                         office.check()
                         if not office.drive_in_background(Deadline(_DRIVES_S)):
                             break
                         self._end_overdue()
-                    self._end_overdue()  # also while another thread drives, or there is nothing to drive
+                    self._end_overdue()
                 except BaseException as error:  # noqa: BLE001 - those that wait for the requests raise it
                     self._fail(error)
                 if office.has_work:
@@ -162,7 +166,8 @@ class Courier:
                         continue
                     self._bell.clear()
                     self._is_called = False
-                self._bell.wait()
+                if not self._over.is_set():  # looked at after the bell was silenced, as `stop` rings it after it has said so
+                    self._bell.wait()
 
     def _end_overdue(self) -> None:
         late = self._office.overdue()
@@ -178,4 +183,4 @@ class Courier:
             assert operation.path is not None
             office.end(operation, operation.path.failure(operation, error))
         if not operations:
-            self._is_over = True  # answers that cannot be sent: the job has ended
+            self._over.set()  # answers that cannot be sent: the job has ended
