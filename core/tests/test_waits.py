@@ -560,12 +560,25 @@ def test_circle_of_wildcards_needs_every_sender_to_be_stuck() -> None:
 
 def test_circle_of_wildcards_counts_those_that_have_left() -> None:
     stalls = {0: any_of([1, 2]), 1: any_of([0, 2])}
-    assert circle(stalls, 0, left={2: Progress({}, {}, {})})
-    assert circle(stalls, 0, left={2: Progress({}, {POST_CHANNEL: {0: 1}}, {})}) == []
+    assert circle(stalls, 0, left=lambda _: {2: Progress({}, {}, {})})
+    assert circle(stalls, 0, left=lambda _: {2: Progress({}, {POST_CHANNEL: {0: 1}}, {})}) == []
 
 
 def test_circle_waits_for_answers_that_are_on_their_way() -> None:
-    asked = {0: any_of([1], sent={1: 1}), 1: any_of([0])}
+    asked = {0: any_of([1], sent={1: 1}), 1: any_of([0], received={0: 0})}
     assert circle(asked, 0) == []  # rank 1 has not taken what rank 0 sent: it may answer
     assert circle({0: any_of([1], sent={1: 1}), 1: any_of([0], received={0: 1})}, 0)
     assert circle({0: any_of([1], sent={1: 1}), 1: recv(0)}, 0)  # rank 1 answers nothing in a call without tags
+
+
+def test_circle_does_not_wait_for_answers_of_ranks_that_have_never_talked() -> None:
+    ring = {rank: any_of([(rank + 1) % 3], sent={(rank + 1) % 3: 1}) for rank in range(3)}
+    assert set(circle(ring, 0)) == {0, 1, 2}
+
+
+def test_a_rank_whose_own_threads_alone_could_end_its_wait_is_a_circle() -> None:
+    wait = Wait(POST_CHANNEL, 1, "recv from rank 0", b"", [], [], [0, 1], is_own=True)
+    alone = Stalled(wait, [wait], Progress({}, {}, {}), True)
+    assert circle({0: alone, 1: recv(0)}, 0) == [0]
+    assert circle({0: alone, 1: recv(0)}, 1) == [0]
+    assert circle({0: Stalled(wait, [wait], alone.progress, False)}, 0) == []

@@ -89,6 +89,7 @@ def test_a_wildcard_waits_for_a_rank_that_may_still_send(world):
     world(program, 3)
 
 
+@pytest.mark.alone
 def test_a_wildcard_ends_when_all_senders_have_left(world):
     def program(group: Group) -> None:
         if group.rank == 0:

@@ -62,6 +62,8 @@ class Work(Generic[T]):
 
     _waits_are_told: ClassVar[bool] = True
     """Whether the search for endless waits learns of each call that this may wait for."""
+    _tells_waits: ClassVar[bool] = False
+    """Whether it learns that only from those who wait for it, by `_wait_at`."""
 
     def __init__(self, what: str, turns: Turns, on_failure_seen: Callable[[], None] | None = None) -> None:
         self._what = what
@@ -288,6 +290,10 @@ class Work(Generic[T]):
             "oneaccord.as_completed(works)"
         )
 
+    def _wait_at(self, place: Place, works: Sequence[Work[Any]]) -> None:
+        """Wait at a place until one of several works has ended, of which this is one."""
+        place.wait(None)
+
     def _expect_end(self) -> None:
         """Prepare to be woken at the end; for DeviceWork, whose end must be looked for."""
 
@@ -490,12 +496,14 @@ def _checked(works: Iterable[Work[T]], timeout_s: float | None, what: str) -> tu
 
 def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | None:
     """Wait until one of some works has ended; return the index of the first such, None if none had by the deadline."""
-    are_told = True
+    are_told, speaker = True, None
     for work in works:
         if not work._ended:
             work._check_process()
             work._check_ends()
             work._expect_end()
+            if work._tells_waits:
+                speaker = work
         are_told = are_told and work._waits_are_told
     runtime = works[0]._turns.runtime
     # All locks: the thread counts as waiting from when its place is made, which must not be when one has ended already.
@@ -506,11 +514,14 @@ def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | 
         if done is not None:
             return done
         # A wait that will give up may still help others first.
-        place = runtime.place(for_good=deadline is None and are_told)
+        place = runtime.place(for_good=deadline is None and are_told and (speaker is None or runtime.is_simulated))
         for work in works:
             work._places = [*work._places, place]
     try:
-        place.wait(None if deadline is None else deadline.remaining())
+        if speaker is None or deadline is not None:
+            place.wait(None if deadline is None else deadline.remaining())
+        else:
+            speaker._wait_at(place, works)
     finally:
         for work in works:
             work._leave(place)

@@ -14,7 +14,7 @@ import msgspec
 
 from oneaccord._version import __version__
 from oneaccord.contract.deadline import Deadline
-from oneaccord.contract.header import CallSignature
+from oneaccord.contract.header import POST_CHANNEL, CallSignature
 from oneaccord.contract.runtime import Runtime
 from oneaccord.control import timing
 from oneaccord.control.protocol import (
@@ -276,7 +276,8 @@ class Control(ABC):
 
         mine = Progress(
             {channel: now.calls[channel] for channel in channels if channel in now.calls},
-            {channel: now.sends[channel] for channel in channels if channel in now.sends},
+            # Also the records of all groups, which carry the messages with tags of this one: some may not have come yet.
+            {channel: now.sends[channel] for channel in (*channels, POST_CHANNEL) if channel in now.sends},
             {channel: now.receives[channel] for channel in channels if channel in now.receives},
         )
         self._disbanding[number] = disbanded
@@ -303,7 +304,7 @@ class Control(ABC):
         record.quiet_until = now + self.world_size * timing.REPORT_PER_RANK_S
         before = last_move()
         waits, stuck = self.recorder.waits()
-        quiet = stuck and nobody_else(self._home, before)
+        quiet = stuck and nobody_else(self._home, before) and not self.counted.calls_back()
         self._post(Stalled(wait, waits, self.counted.progress(), quiet))
 
     def report(self, report: Report) -> OneAccordError:

@@ -435,7 +435,7 @@ class Membership:
         wait = message.wait
         self._stalls[rank] = message
         self._waits[rank, wait.channel] = wait
-        self._check_abandoned(rank, wait, {**self._leaving.get(wait.number, {}), **self._left})
+        self._check_abandoned(rank, wait, self._left_of(wait))
         place = (wait.channel, wait.sequence)
         for (other, _), theirs in self._waits.items():
             both = wait.is_collective and theirs.is_collective
@@ -443,7 +443,7 @@ class Membership:
                 text = wording.different_calls(rank, other)
                 self._on(Event.CONFLICT, rank, Report("mismatch", text, other, wait.operation, *place, wait.members))
                 return
-        waiting = circle(self._stalls, rank, self._owes, self._left)
+        waiting = circle(self._stalls, rank, self._owes, self._left_of)
         if waiting:
             text = wording.deadlock(waiting)
             self._on(Event.CONFLICT, rank, Report("deadlock", text, waiting[-1], wait.operation, wait.channel))
@@ -454,10 +454,17 @@ class Membership:
             return meeting is not None and peer not in meeting.cards
         return still_owed(wait, rank, peer, progress)
 
+    def _left_of(self, wait: Wait) -> dict[int, Progress]:
+        """Return the ranks that have left the group of a wait, or all groups, with what they had done then."""
+        return {**self._leaving.get(wait.number, {}), **self._left}
+
     def _check_abandoned(self, rank: int, wait: Wait, left: Mapping[int, Progress]) -> None:
         """Look whether ``rank`` waits for one of those that have ``left``, each of which is to be compared once with each wait."""
+        stalled = self._stalls.get(rank)
+        if wait.is_own and not (stalled is not None and stalled.quiet and wait in stalled.waits):
+            return  # a thread of the rank itself may end it, or has done so
         wait = unanswered(wait)
-        gone = {**self._leaving.get(wait.number, {}), **self._left} if wait.is_any else {}
+        gone = self._left_of(wait) if wait.is_any else {}
         if wait.is_any and not all(peer in gone and self._owes(wait, rank, peer, gone[peer]) for peer in wait.awaiting):
             return
         for peer, progress in left.items():

@@ -118,7 +118,8 @@ class Wait(msgspec.Struct, frozen=True):
     ``digest`` is that of a collective's `CallSignature`, and empty for other calls. ``messages`` are the messages that a call between two ranks waits
     for, as (peer, is a send, number). ``members`` are the ranks of the group. ``meeting`` is the name of an exchange, and empty for other calls.
     ``group`` is the number of the group, if the channel is one of all groups. If ``is_any``, the message of any one peer ends the wait. A peer in ``taken`` that waits in such a call itself answers what it is sent at once; so it
-    owes nothing before it has taken so many messages of this rank.
+    owes nothing before it has taken so many messages of this rank. If ``is_own``, another thread of the rank could end the wait as well: by a message to the
+    rank itself, or by taking the call back.
     """
 
     channel: int
@@ -132,6 +133,7 @@ class Wait(msgspec.Struct, frozen=True):
     group: int | None = None
     is_any: bool = False
     taken: dict[int, int] = {}
+    is_own: bool = False
 
     @property
     def number(self) -> int:

@@ -46,6 +46,8 @@ class Counted:
         For each channel of a group, the last calls that moved messages with tags.
     answers
         Returns whether a thread of the rank's own moves messages with tags.
+    calls_back
+        Returns whether the end of a message with a tag, for which no thread may wait, calls a function of the program.
     members
         For each channel of a group, its ranks, as numbers of the world.
     """
@@ -53,6 +55,7 @@ class Counted:
     def __init__(self) -> None:
         self.tagged: dict[int, Counters] = {}
         self.answers: Callable[[], bool] = bool
+        self.calls_back: Callable[[], bool] = bool
         self.calls: dict[int, Counters] = {}
         self.sends: dict[int, dict[int, Counters]] = {}
         self.receives: dict[int, dict[int, Counters]] = {}

@@ -30,7 +30,9 @@ def still_owed(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
     """Return whether ``peer``, whose progress this is, has yet to do what ``rank`` waits for."""
     if wait.is_collective:
         return progress.calls.get(wait.channel, 0) <= wait.sequence
-    if progress.receives.get(wait.channel, {}).get(rank, 0) < wait.taken.get(peer, 0):
+    # A peer that has never talked to this rank takes nothing from it before its program does.
+    received = progress.receives.get(wait.channel, {})
+    if rank in received and received[rank] < wait.taken.get(peer, 0):
         return False
     # A sender waits for the peer's receive, a receiver for its send.
     return any(
@@ -41,16 +43,19 @@ def still_owed(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
 
 
 def circle(
-    stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed, left: Mapping[int, Progress] | None = None
+    stalls: Mapping[int, Stalled],
+    start: int,
+    owes: Owes = still_owed,
+    left: Callable[[Wait], Mapping[int, Progress]] | None = None,
 ) -> list[int]:
     """Return a circle of ranks in which each waits for the next, and which ``start`` waits for; empty if ``start`` may yet continue.
 
-    A rank that waits for any of several needs them all to be stuck, or to have ``left``, and to owe it a message.
+    A rank that waits for any of several needs them all to be stuck, or to have left its group, as ``left(wait)`` says, and to owe it a message. A
+    rank whose wait only its own threads could end is a circle of its own.
     """
     stuck = {rank for rank, stalled in stalls.items() if stalled.quiet and stalled.waits}
     needs: dict[int, int] = {}
     owing: dict[tuple[int, int, str], list[int]] = {}
-    gone = left or {}
 
     def needed(rank: int, wait: Wait) -> int | None:
         if not (wait.is_collective or wait.meeting):
@@ -65,7 +70,10 @@ def circle(
         def answers(peer: int) -> bool:
             return peer in stuck and (stalls[peer].progress.answers or any(each.taken for each in stalls[peer].waits))
 
+        if wait.is_own and not wait.awaiting:
+            return rank
         those = [peer for peer in wait.awaiting if _owes(rank, wait if answers(peer) else silent, peer)]
+        gone = left(wait) if wait.is_any and left is not None else {}
         if wait.is_any and any(
             peer not in those and not (peer in gone and owes(silent, rank, peer, gone[peer]))
             for peer in wait.awaiting

@@ -120,8 +120,10 @@ def different_calls(rank: int, other: int) -> str:
     return f"the ranks did not make the same call, and wait for each other: rank {rank} is in {ANOTHER_CALL}, and rank {other} in {ANOTHER_CALL}: {_ORDER}"
 
 
-def deadlock(ranks: Iterable[int]) -> str:
-    """Say that ranks wait for each other."""
+def deadlock(ranks: Collection[int]) -> str:
+    """Say that ranks wait for each other, or that one waits for itself."""
+    if len(ranks) == 1:
+        return f"{show_all_ranks(ranks)} waits for a message between its own threads, and none of them can send or receive one"
     return f"{show_all_ranks(ranks)} wait for each other, and none can continue: {_ORDER}"
 
 

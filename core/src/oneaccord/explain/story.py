@@ -233,6 +233,8 @@ def _in_the_end(job: Job, ranks: Mapping[int, _Rank]) -> list[str]:
     stalls = {number: Stalled(waits[number][0], waits[number], ranks[number].dump.progress, True) for number in waiting}
     for start in waiting:
         found = circle(stalls, start)
+        if len(found) == 1:
+            return [f"Rank {found[0]} waits for a message between its own threads"]
         if found:
             steps = ", ".join(f"rank {one} for rank {other}" for one, other in zip(found, [*found[1:], found[0]], strict=True))
             return [f"They wait for each other in a circle: {steps}"]

@@ -215,7 +215,7 @@ class SimulatedRuntime(State, Runtime):
             if task.state is BLOCKED:
                 words = [f"rank {task.rank} is {doing(self, task)}, and this wait can never end", *self._explained[1:]]
                 if not task.waits_for:
-                    words = ["this wait can never end"]
+                    words = self._explained
                 self.scheduler.throw(task, oneaccord.api.DeadlockError("\n".join(words), rank=task.rank))
 
 

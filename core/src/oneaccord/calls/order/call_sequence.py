@@ -212,9 +212,12 @@ class CallSequence(Turns):
         """Return the number of a call that moves messages and begins now; several directions may begin at once."""
         return self.counters.count_message()
 
-    def record_message(self, what: object, number: int, nbytes: int = 0) -> Record:
-        """Make a call that moves messages a record of its own; `end` must follow."""
-        return self._recorder.start(self._channel + 1, number, what, nbytes)
+    def record_message(self, what: object, number: int, nbytes: int = 0, started: float | None = None) -> Record:
+        """Make a call that moves messages, and ``started`` now or then, a record of its own; `end` must follow."""
+        record = self._recorder.start(self._channel + 1, number, what, nbytes)
+        if started is not None:
+            record.started = started
+        return record
 
     def end(self, record: Record, error: BaseException | None = None) -> None:
         """Note that a call has ended, well or badly: with an error, or with the exception that is handled now."""

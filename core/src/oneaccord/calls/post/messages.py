@@ -72,6 +72,10 @@ words_of: Callable[[str, str, int, int], Words] = lru_cache(maxsize=4096)(Words)
 class Handle(Protocol):
     """What the caller has of an operation."""
 
+    @property
+    def calls_back(self) -> bool:
+        """Whether its end calls a function of the program."""
+
     def end(self) -> None:
         """Take note that an operation of it has ended."""
 
@@ -144,6 +148,10 @@ class Operation:
     def is_served(self) -> bool:
         """Whether no call of another rank's program need end it."""
         return False
+
+    def is_own(self, rank: int) -> bool:
+        """Return whether a call of another thread of this ``rank`` could end it."""
+        return rank in self.awaits()
 
 
 class Send(Operation):
@@ -337,6 +345,10 @@ class Receive(Operation):
         if self.letter is not None:
             return [self.letter.source]
         return list(self.senders) if self.key[1] == NO_RANK else [self.key[1]]
+
+    def is_own(self, rank: int) -> bool:
+        """Return whether a call of another thread of this ``rank`` could end it: a message to the rank itself, or `Work.cancel`."""
+        return not self.is_met and (self.request is not None or self.key[1] in (NO_RANK, rank))
 
     def fits(self, letter: Letter) -> bool:
         """Return whether it takes a message."""

@@ -28,9 +28,10 @@ from oneaccord.contract.runtime import Place
 from oneaccord.errors import UsageError
 from oneaccord.job.job import Job
 
-__all__ = ["NotReady", "PostOffice"]
+__all__ = ["FIRST_STALL_S", "NEXT_STALL_S", "NotReady", "PostOffice"]
 
-_FIRST_STALL_S, _NEXT_STALL_S = 0.2, 0.5
+FIRST_STALL_S, NEXT_STALL_S = 0.2, 0.5
+"""After how long a wait is reported to the store, and after how long again."""
 _SLICE_S = 2e-3
 """How long a driver waits at most if the transport cannot be interrupted and several threads use the office."""
 
@@ -57,6 +58,8 @@ class PostOffice(Sorter):
         self.drives: int = 0
         """How often a thread of the program has driven."""
         job.control.counted.answers = lambda: self.has_work
+        job.control.counted.calls_back = lambda: self.calls_back
+        job.control.on_failure(self._wake_all)
 
     def open(self, compiled: Any, shorts: Any) -> None:
         """Let the compiled form of a group's calls use this office; it notes them in ``shorts``."""
@@ -215,7 +218,7 @@ class PostOffice(Sorter):
         LinkLost, Damaged, HeaderMismatch, NotReady
             The job cannot continue.
         """
-        patience = None if on_stall is None else Deadline(_FIRST_STALL_S)
+        patience = None if on_stall is None else Deadline(FIRST_STALL_S)
         moved = -1
         drives = not (gives_up and self._runtime.is_simulated)
         while not self._wait_once(test, until if patience is None or until.at < patience.at else patience, drives=drives):
@@ -229,7 +232,7 @@ class PostOffice(Sorter):
                 before, moved = moved, self._moved()
                 if before == moved:
                     on_stall()
-                patience = Deadline(_FIRST_STALL_S if before != moved else _NEXT_STALL_S)
+                patience = Deadline(FIRST_STALL_S if before != moved else NEXT_STALL_S)
 
     def pass_by(self, operation: Operation) -> None:
         """As `look`, for a thread that is not inside."""
@@ -383,6 +386,11 @@ class PostOffice(Sorter):
                 del self._parked[place]
                 place.wake()
 
+    def _wake_all(self) -> None:
+        """Let the threads that let others drive see that the job has failed, if it may be that nobody drives."""
+        for place in tuple(self._parked):  # without the lock: those that hold it may be about to report a failure themselves
+            place.wake()
+
     def _ended(self) -> None:
         self._wake_able()
         if self._driver is not None and self._driver != get_ident():
@@ -405,6 +413,11 @@ class PostOffice(Sorter):
         """Whether there is something to do although no thread may wait for it."""
         # A copy: other threads change the set under the lock, which those who ask here need not have.
         return bool(self._kept) or any(not line.is_idle for line in tuple(self._owing))
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether the end of an operation calls a function of the program."""
+        return any(each.request is not None and each.request.calls_back for each in tuple(self._kept))
 
     @property
     def has_duties(self) -> bool:
@@ -461,7 +474,7 @@ class PostOffice(Sorter):
                     self.matching.withdraw(operation)
                 operation.error = error
                 operation.finish()
-                self._wake_able()
+                self._ended()
         finally:
             if not was_inside:
                 inside.discard(me)

@@ -17,13 +17,14 @@ from oneaccord.calls.order.turns import Turns
 from oneaccord.calls.post.account import Account, Kept, about, came
 from oneaccord.calls.post.envelopes import RECORD, opened
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
-from oneaccord.calls.post.office import NotReady, PostOffice
+from oneaccord.calls.post.office import FIRST_STALL_S, NEXT_STALL_S, NotReady, PostOffice
 from oneaccord.calls.post.requests import Cancelled, Request
 from oneaccord.calls.post.status import Status
 from oneaccord.config.plugins import PluginManager
 from oneaccord.contract.backend import Damaged, HeaderMismatch, LinkLost
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.header import POST_CHANNEL
+from oneaccord.contract.runtime import Place
 from oneaccord.control.protocol import Report, Wait
 from oneaccord.control.recorder import Record
 from oneaccord.errors import ClosedError
@@ -247,7 +248,7 @@ class PostPath:
         def stalled() -> None:
             nonlocal record
             if record is None:
-                record = sequence.record_message(what, number, nbytes)
+                record = sequence.record_message(what, number, nbytes, started)
             self._report(record, operations)
 
         def check() -> None:
@@ -390,12 +391,12 @@ class PostPath:
                 return
         test = partial(_all_done, operations)
         record: Record | None = None
-        number = sequence.messages
+        number, started = sequence.messages, runtime.now()
 
         def stalled() -> None:
             nonlocal record
             if record is None:
-                record = sequence.record_message(f"wait for {_names(operations)}", number)
+                record = sequence.record_message(f"wait for {_names(operations)}", number, started=started)
             self._report(record, operations)
 
         own = Deadline(max(office.time_left(operations), 1e-9), runtime.now)
@@ -414,6 +415,24 @@ class PostPath:
         try:
             with office.entered(f"wait() for {_names(operations)}"):
                 self._waited(operations, wait, is_own=until is own)
+        finally:
+            if record is not None:
+                sequence.end(record)
+
+    def wait_at(self, place: Place, operations: Sequence[Operation]) -> None:
+        """Wait at a place until one of several requests has ended, for which no thread waits; let others know that this one does."""
+        sequence, runtime = self._call_sequence, self._runtime
+        started, patience, number = runtime.now(), FIRST_STALL_S, sequence.messages
+        what, record = f"wait for any of {_names(operations)}", None
+        if runtime.is_simulated:
+            record = sequence.record_message(what, number)
+            record.wait = self._wait(record, operations, first=True)
+        try:
+            while not place.wait(None if runtime.is_simulated else patience):
+                patience = NEXT_STALL_S
+                if record is None:
+                    record = sequence.record_message(what, number, started=started)
+                self._report(record, operations, first=True)
         finally:
             if record is not None:
                 sequence.end(record)
@@ -513,10 +532,16 @@ class PostPath:
             return TimeoutError("no rank sent a message that fits")
         return error
 
-    def _wait(self, record: Record, operations: Sequence[Operation]) -> Wait:
-        """Return what a call waits for, for the store: each wait is for the next record of a rank, or of any of several."""
-        waiting = next((each for each in operations if not each.done), operations[0])
-        peers = [rank for rank in waiting.awaits() if rank != self._job.rank]
+    def _wait(self, record: Record, operations: Sequence[Operation], *, first: bool = False) -> Wait:
+        """Return what a call waits for, for the store: each wait is for the next record of a rank, or of any of several.
+
+        The call waits for all of its operations, or for the ``first`` that ends.
+        """
+        rank, number = self._job.rank, self._members.number
+        waiting = [each for each in operations if not each.done] or operations
+        if not first:
+            waiting = waiting[:1]
+        peers = sorted({peer for each in waiting for peer in each.awaits()} - {rank})
         counts = {peer: self.office.counts(peer) for peer in peers}
         return Wait(
             POST_CHANNEL,
@@ -526,16 +551,19 @@ class PostPath:
             peers,
             [(peer, False, counts[peer][0]) for peer in peers],
             list(self._members.ranks),
-            group=self._members.number,
-            is_any=waiting.is_any,
+            group=number if all(each.context == number for each in waiting) else None,
+            is_any=len(waiting) > 1 or waiting[0].is_any,
             taken={peer: counts[peer][1] for peer in peers},
+            is_own=any(each.is_own(rank) for each in waiting),
         )
 
-    def _report(self, record: Record, operations: Sequence[Operation]) -> None:
-        if any(each.is_served and not each.done for each in operations):  # the store cannot know on whose program it depends
+    def _report(self, record: Record, operations: Sequence[Operation], *, first: bool = False) -> None:
+        if all(each.done for each in operations) or any(
+            each.is_served and not each.done for each in operations
+        ):  # the store cannot know on whose program it depends
             return
-        wait = self._wait(record, operations)
-        if wait.awaiting:
+        wait = self._wait(record, operations, first=first)
+        if wait.awaiting or wait.is_own:
             self._job.control.report_wait(record, wait)
 
 

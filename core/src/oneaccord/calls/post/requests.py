@@ -31,11 +31,17 @@ class Path(Protocol):
         As for `Work`.
     process
         The process of the group.
+    office
+        What moves its messages.
     """
 
     turns: Turns
     on_failure_seen: Callable[[], None]
     process: int
+
+    @property
+    def office(self) -> object:
+        """As above."""
 
     def status_of(self, letter: Letter, status: Status | None = None) -> Status:
         """Return what is known of a message."""
@@ -48,6 +54,9 @@ class Path(Protocol):
 
     def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None) -> None:
         """Wait until some operations have ended, or until a deadline of the caller's."""
+
+    def wait_at(self, place: Place, operations: Sequence[Operation]) -> None:
+        """Wait at a place until one of several requests has ended."""
 
     def concluded(self, request: Any, error: BaseException | None, account: Account | None) -> None:
         """Take note that a request has ended."""
@@ -67,6 +76,7 @@ class Request(Work[T], Generic[T]):
         Its sends and receives.
     """
 
+    _tells_waits = True
     # Most requests leave these as they are: what each has of its own is made when it is needed.
     _ended: bool = False
     _error: BaseException | None = None
@@ -131,6 +141,11 @@ class Request(Work[T], Generic[T]):
                 self._finish(None)
         return super().exception()
 
+    @property
+    def calls_back(self) -> bool:
+        """Whether its end calls a function of the program."""
+        return bool(self._callbacks)
+
     def begin(self, account: Account | None) -> None:
         """Take note of the operations that have ended at once; under the lock of the office. Those of the ``account`` learn of its end."""
         self._account = account
@@ -179,6 +194,15 @@ class Request(Work[T], Generic[T]):
     def _expect_end(self) -> None:
         """Let the office move it while this thread waits for several works."""
         self._path.poll(self.operations)
+
+    def _wait_at(self, place: Place, works: Sequence[Work[Any]]) -> None:
+        """As for `Work`; the store learns which messages the thread waits for, if it waits for nothing else."""
+        office, pending = self._path.office, [each for each in works if not each._ended]
+        requests = [each for each in pending if isinstance(each, Request) and each._path.office is office]
+        if requests and len(requests) == len(pending):
+            self._path.wait_at(place, [operation for each in requests for operation in each.operations])
+        else:
+            place.wait(None)
 
 
 class Receiving(Request[Any]):
