@@ -391,6 +391,9 @@ def test_arguments_are_checked_before_anything_is_sent(world):
         read_only.flags.writeable = False
         with pytest.raises(oa.LayoutError):
             group.recv(other, tag=1, out=read_only)
+        for call in (group.recv, group.recv_async):  # at once: a message that came would be lost
+            with pytest.raises(oa.DTypeError, match="byte order"):
+                call(other, tag=1, out=np.zeros(2, ">f8"))
         assert group.sendrecv(group.rank, other, other, tag=1) == other
 
     world(program, 2)

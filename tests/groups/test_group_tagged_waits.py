@@ -235,17 +235,29 @@ def test_a_deadlock_says_how_long_ranks_have_waited():
 
 
 @pytest.mark.alone
-def test_close_does_not_wait_for_the_thread_that_moves_messages():
-    def program(group: Group) -> float:
+def test_close_ends_the_thread_that_moves_messages():
+    def program(group: Group) -> None:
         group.recv_async(1 - group.rank, tag=1)  # what no thread waits for starts that thread
         group.send(1, 1 - group.rank, tag=1)
-        time.sleep(0.02)
-        return time.monotonic()
 
-    def timed(group: Group) -> None:
-        ended.append(program(group))
-
-    ended: list[float] = []
     for _ in range(3):
-        must(over_sockets(timed))
-    assert not [thread for thread in threading.enumerate() if thread.name == "oneaccord-post"]
+        must(over_sockets(program))
+        assert not [thread for thread in threading.enumerate() if thread.name == "oneaccord-post"]
+
+
+@pytest.mark.parametrize("backend", [*REAL, "simulated"])
+def test_requests_that_a_failure_has_left_end_by_it(backend):
+    left: list[oa.Work[object]] = []
+
+    def program(group: Group) -> None:
+        other = 1 - group.rank
+        left.append(group.recv_async(other, tag=1))
+        left.append(group.send_async(np.arange(LONG), other, tag=2))
+        group.barrier()
+        if group.rank == 1:
+            raise ValueError("of the program")
+        group.recv(oa.ANY, tag=3)
+
+    thread_world(program, 2, backend)
+    assert [work._ended for work in left] == [True] * 4
+    assert all(isinstance(work.exception(), oa.CommError) for work in left)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oneaccord.arrays.buffers import Give
-from oneaccord.arrays.dtypes import CODES
+from oneaccord.arrays.dtypes import CODES, check_dtype
 from oneaccord.arrays.libraries import DeviceArray
 from oneaccord.arrays.memory import NOTHING, Array, bytes_of, check_out, contiguous, copy_of
 from oneaccord.calls.arguments import tag_number
@@ -351,6 +351,7 @@ class TaggedCalls(Calls):
         assert target is not None
         assert not isinstance(target, DeviceArray)
         check_out(target, getattr(target, "shape", ()), getattr(target, "dtype", _BYTES))
+        check_dtype(target.dtype)
         receive.out = target
         return receive, give
 

@@ -70,8 +70,12 @@ class PostOffice(Sorter):
     # As a part of the job
 
     def close(self) -> Sequence[object]:
-        """End the thread of the office; return what must be kept."""
+        """End the thread of the office, and the requests that a failure of the job has left; return what must be kept."""
         self._courier.stop()
+        if self._job.control.failed:
+            for each in self.kept():
+                if each.request is not None and each.path is not None:
+                    self.end(each, each.path.failure(each, LinkLost(self._rank, "the job has ended")))
         return ()
 
     # Calls begin

@@ -130,8 +130,9 @@ class PostPath:
         """Return what observers learn of a call when it begins."""
         words = str(what)
         first = next((each for each in operations if isinstance(each, Send)), None)
+        name = words.partition(" ")[0]
         return {
-            "operation": words.partition(" ")[0],
+            "operation": "sendrecv" if name == "send" and len(operations) > 1 else name,
             "sequence": number or self._call_sequence.messages + 1,
             "nbytes": nbytes,
             "dtype": "" if first is None or first.dtype is None else str(first.dtype),
