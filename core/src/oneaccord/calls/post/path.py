@@ -552,16 +552,15 @@ class PostPath:
             peers,
             [(peer, False, counts[peer][0]) for peer in peers],
             list(self._members.ranks),
-            group=number if all(each.context == number for each in waiting) else None,
+            group=None if first and any(each.context != number for each in waiting) else number,
             is_any=len(waiting) > 1 or waiting[0].is_any,
             taken={peer: counts[peer][1] for peer in peers},
             is_own=any(each.is_own(rank) for each in waiting),
         )
 
     def _report(self, record: Record, operations: Sequence[Operation], *, first: bool = False) -> None:
-        if all(each.done for each in operations) or any(
-            each.is_served and not each.done for each in operations
-        ):  # the store cannot know on whose program it depends
+        left = [each for each in operations if not each.done]
+        if not left or any(each.is_served for each in left):  # of the latter, the store cannot know on whose program it depends
             return
         wait = self._wait(record, operations, first=first)
         if wait.awaiting or wait.is_own:
