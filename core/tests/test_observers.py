@@ -420,3 +420,34 @@ def test_an_observer_that_raises_breaks_no_request(plugin: Plugin, caplog: pytes
 
     must(thread_world(program, 2, "shm"))
     assert len(caplog.records) == 2  # once for each of the two hooks
+
+
+@pytest.mark.parametrize("backend", ["shm", "simulated"])
+def test_observers_see_a_sendrecv_with_tags_by_its_name(plugin: Plugin, backend: str) -> None:
+    def program(group: Group) -> None:
+        other = 1 - group.rank
+        group.sendrecv(np.zeros(3), other, other, tag=1)
+        group.sendrecv_async(np.zeros(3), other, other, tag=2).wait()
+
+    must(thread_world(program, 2, backend))
+    assert [call for call, *_, ended in _told(plugin.events, 0, "sendrecv") if ended] == [
+        f"send to rank 1, tag {tag} and recv from rank 1, tag {tag}" for tag in (1, 2)
+    ]
+    assert not _told(plugin.events, 0, "send")
+
+
+@pytest.mark.parametrize("backend", ["shm", "simulated"])
+def test_observers_see_the_end_of_requests_that_a_failure_has_left(plugin: Plugin, backend: str) -> None:
+    def program(group: Group) -> None:
+        other = 1 - group.rank
+        group.recv_async(other, tag=1)
+        group.send_async(np.zeros(300_000), other, tag=2)
+        group.barrier()
+        if group.rank == 1:
+            raise ValueError("of the program")
+        group.recv(oa.ANY, tag=3)
+
+    thread_world(program, 2, backend)
+    started = [(event.rank, event.sequence, event.call) for event in plugin.events if event.finished_ns is None]
+    ended = [(event.rank, event.sequence, event.call) for event in plugin.events if event.finished_ns is not None]
+    assert sorted(started) == sorted(ended)
