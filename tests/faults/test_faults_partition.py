@@ -82,6 +82,47 @@ def test_a_network_that_is_joined_in_time_goes_on(nursery: Nursery, apart_s: flo
         assert ranks.output() == ""
 
 
+LONG_MESSAGES = (
+    ENTER
+    + """
+import json
+group = oa.init(timeout_s=60, config={"liveness": json.loads(os.environ["LIVENESS"])})
+def work():
+    step = 0
+    while True:
+        stops = os.path.exists(os.environ["GO"])
+        if group.rank == 0:
+            group.send(np.full(5_000_000, stops), 1, tag=1)
+        else:
+            stops = group.recv(oa.ANY, tag=1)[-1]
+        step += 1
+        if step == 2:
+            tell("running")
+        if stops:
+            return step
+
+attempt(work)
+tell("worked")
+"""
+)
+
+
+def test_a_link_that_is_down_in_the_middle_of_a_message_is_no_deadlock(nursery: Nursery) -> None:
+    """Both ranks wait then, the sender for room and the receiver for the rest, and neither need act."""
+    with job(nursery, LONG_MESSAGES, 2, patience_s=10) as (ranks, network):
+        for _ in range(2):
+            with network.cut([0], [1]):
+                joins_at = time.monotonic() + 1.5
+                while time.monotonic() < joins_at:
+                    ranks.read(0.1)
+            ranks.read(0.3)
+        ranks.go()
+        ranks.await_facts("worked")
+        assert not [fact for fact in ranks.facts if fact["what"] == "raised"]
+        ranks.wait()
+        assert ranks.output() == ""
+
+
 SHRINKING = (
     PROGRAM
     + """

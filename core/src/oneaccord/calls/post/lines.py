@@ -135,6 +135,11 @@ class Line:
         return self.outgoing is None and not self._queue
 
     @property
+    def is_reading(self) -> bool:
+        """Whether a record has come of which the rest is on its way."""
+        return self._reading is not None
+
+    @property
     def moved(self) -> int:
         """A number that grows when anything moves."""
         moving = sum(each.moved for each in (self.outgoing, self.incoming) if each is not None)

@@ -378,6 +378,11 @@ class PostOffice(Sorter):
         with self.lock:
             return sum(line.moved for line in self._lines.values())
 
+    def is_reading(self, peers: Sequence[int]) -> bool:
+        """Return whether a message of one of some ranks is on its way: however long a link is down, no rank needs do anything for it."""
+        lines = [self._lines.get(peer) for peer in peers]
+        return any(line is not None and line.is_reading for line in lines)
+
     def check(self) -> None:
         """Raise `LinkLost` if the job has ended: nothing may come any more, even if this thread waits for another one."""
         if self._job.control.failed or self._job.closed:

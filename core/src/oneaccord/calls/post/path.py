@@ -563,7 +563,7 @@ class PostPath:
         if not left or any(each.is_served for each in left):  # of the latter, the store cannot know on whose program it depends
             return
         wait = self._wait(record, operations, first=first)
-        if wait.awaiting or wait.is_own:
+        if (wait.awaiting or wait.is_own) and not self.office.is_reading(wait.awaiting):
             self._job.control.report_wait(record, wait)
 
 
