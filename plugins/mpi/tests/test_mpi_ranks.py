@@ -49,6 +49,43 @@ def test_the_users_own_mpiexec_needs_no_variable_on_one_host(tmp_path: Path, mpi
     well(run_ranks(tmp_path, "mpi", peer_worlds.GROUPS, 3, command=command, **variables), 3)
 
 
+ENDS = {
+    "any rank": "group.send(np.arange(5), 1, tag=1) if rank == 0 else group.recv(oa.ANY, tag=1) if rank == 1 else None",
+    "nobody": "receive = group.recv_async(oa.ANY, tag=1)\nassert receive.cancel()",
+    "a probe": "group.iprobe()",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_messages_with_tags_do_not_keep_a_world_from_ending(tmp_path: Path, mpiexec, how: str):
+    command, variables = mpiexec
+    program = f"""
+with oa.init() as group:
+    rank = group.rank
+    {ENDS[how].replace(chr(10), chr(10) + 4 * " ")}
+print("all is well")
+"""
+    done = run_ranks(tmp_path, "mpi", program, 3, command=command, **variables, ONEACCORD_BACKENDS__MPI__FINALIZE_S="20")
+    well(done, 3)
+    assert "oneaccord: " not in done.stderr, done.stderr
+
+
+def test_a_rank_that_cannot_finalize_does_not_keep_the_others_waiting(tmp_path: Path):
+    program = """
+with oa.init() as group:
+    from oneaccord_mpi.backend import current
+    backend = current()
+    if group.rank == 0:  # a message that oneaccord waits for no more, and that nobody receives
+        never = bytes(1 << 22)
+        backend.hold((never, backend.comm.Isend(never, 1, 7)))
+print("all is well")
+"""
+    done = run_ranks(tmp_path, "mpi", program, 3, ONEACCORD_BACKENDS__MPI__FINALIZE_S="20")
+    well(done, 3)
+    assert "oneaccord: MPI has messages of this rank that are not finished" in done.stderr, done.stderr
+    assert "not all ranks ended" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "raise RuntimeError('on its own')", "sys.exit(3)"])
 def test_a_world_of_the_users_own_mpiexec_ends_when_a_rank_does(tmp_path: Path, mpiexec, how: str):
     command, variables = mpiexec

@@ -41,7 +41,11 @@ class LibraryMessage(Transfer):
         memory counts as in use.
     failure
         What ended it, where a thread moves it.
+    is_incoming
+        Whether this rank receives it.
     """
+
+    is_incoming: ClassVar[bool] = False
 
     __slots__ = ("_first", "_payload", "_transport", "failure", "is_uncertain", "nbytes", "peer", "requests")
 
@@ -117,6 +121,8 @@ class _Sending(LibraryMessage):
 
 
 class _Receiving(LibraryMessage):
+    is_incoming = True
+
     __slots__ = ("_expected",)
 
     def begin(self, header: bytes) -> None:

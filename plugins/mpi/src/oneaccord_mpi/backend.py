@@ -6,9 +6,20 @@ ends every wait. Memory that MPI may still touch is held until MPI is done with 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from oneaccord.api import Backend, Bootstrap, LinkLost, PolledTransport, UnsupportedError, require_processes
+from oneaccord.api import (
+    Backend,
+    Bootstrap,
+    Deadline,
+    LibraryMessage,
+    LinkLost,
+    PolledTransport,
+    UnsupportedError,
+    require_processes,
+    wait_until,
+)
 from oneaccord_mpi import library
 from oneaccord_mpi.agreement import Agreement
 from oneaccord_mpi.config import MpiConfig
@@ -16,6 +27,9 @@ from oneaccord_mpi.watchdog import Watchdog
 from oneaccord_mpi.world import MpiWorld
 
 __all__ = ["MpiBackend", "MpiTransport", "current"]
+
+_CANCEL_S = 1.0
+"""How long MPI may take to give up a receive, for which it waits for no rank."""
 
 _backends: list[MpiBackend] = []
 
@@ -83,8 +97,24 @@ class MpiBackend(MpiWorld, Backend):
         if self in _backends:
             _backends.remove(self)
             # A job that ends well aborts its backend once, on the way to close it. One more means that it failed before that.
-            if self._aborts > 1 or self.held:
+            if self._aborts > 1:
                 library.mark_failed()
+                return
+            self._cancel_receives()
+            if self.held:
+                library.mark_unfinished()
+
+    def _cancel_receives(self) -> None:
+        """Take back what waits for messages that no rank sends any more: messages with tags always have such receives."""
+        for message in list(self.held.values()):
+            if not isinstance(message, LibraryMessage) or not message.is_incoming or message.is_uncertain:
+                continue
+            with contextlib.suppress(TimeoutError, self.mpi.Exception):
+                for request in message.requests:
+                    with self.lock:
+                        request.Cancel()
+                    wait_until(self.tested(request), lambda: None, Deadline(_CANCEL_S), 0.0)
+                self.release(message)
 
 
 class MpiTransport(PolledTransport):

@@ -14,7 +14,7 @@ from typing import Any
 
 from oneaccord.api import BackendUnavailableError, Deadline, Variable, wait_until
 
-__all__ = ["end", "load", "mark_failed", "words"]
+__all__ = ["end", "load", "mark_failed", "mark_unfinished", "words"]
 
 _LAST_WORDS_S = 0.5
 """How long a rank that failed stays at its end: mpiexec ends all others as soon as one is gone, and they have an error to show."""
@@ -28,6 +28,8 @@ class _State:
     owned: bool = False
     """Whether oneaccord began it, and so ends it."""
     failed: bool = False
+    unfinished: bool = False
+    """Whether MPI still has messages of a job that ended well."""
     finalize_s: float = 0.0
 
 
@@ -91,6 +93,11 @@ def mark_failed() -> None:
     _State.failed = True
 
 
+def mark_unfinished() -> None:
+    """Remember that MPI has not finished all messages, so that no rank may finalize it."""
+    _State.unfinished = True
+
+
 def end() -> None:
     """End MPI, as far as this process may; called once, as the interpreter ends."""
     mpi = _State.mpi
@@ -104,16 +111,22 @@ def end() -> None:
         if not _State.owned:
             # The library that began MPI would finalize it now, and hang there.
             mpi.COMM_WORLD.Abort(1)
-    elif _State.owned and _all_have_come(mpi):
+    elif _State.owned and _all_may_finalize(mpi):
         mpi.Finalize()
 
 
-def _all_have_come(mpi: Any) -> bool:
-    """Wait until all ranks are at their end, as long as the config allows; MPI_Finalize itself knows no limit."""
-    request = mpi.COMM_WORLD.Ibarrier()
+def _all_may_finalize(mpi: Any) -> bool:
+    """Wait until all ranks are at their end, as long as the config allows; return whether none has messages that are not finished.
+
+    MPI_Finalize itself knows no limit, and a rank that leaves it out must not keep the others waiting.
+    """
+    mine, least = bytearray([not _State.unfinished]), bytearray(1)
+    request = mpi.COMM_WORLD.Iallreduce((mine, 1, mpi.UINT8_T), (least, 1, mpi.UINT8_T), mpi.MIN)
     try:
         wait_until(request.Test, lambda: None, Deadline(_State.finalize_s), 0.0, pauses_s=(1e-4, 1e-2))
     except TimeoutError:
         sys.stderr.write(f"oneaccord: not all ranks ended within {_State.finalize_s:g} s; this one ends without MPI_Finalize\n")
         return False
-    return True
+    if _State.unfinished:
+        sys.stderr.write("oneaccord: MPI has messages of this rank that are not finished; all ranks end without MPI_Finalize\n")
+    return bool(least[0])

@@ -116,13 +116,18 @@ class MpiWorld(LibraryUse):
         TimeoutError
             The deadline passed; the collective goes on.
         """
-        test = request.Test if self.parallel else self._locked(request.Test)
+        test = self.tested(request)
         for _ in range(_TRIES):
             if test():
                 return
         self.wait_for(test, nbytes, deadline, on_stall)
 
-    def _locked(self, test: Callable[[], bool]) -> Callable[[], bool]:
+    def tested(self, request: Any) -> Callable[[], bool]:
+        """Return what lets MPI work, and returns whether a request is done."""
+        test: Callable[[], bool] = request.Test
+        if self.parallel:
+            return test
+
         def locked() -> bool:
             with self.lock:
                 return test()
