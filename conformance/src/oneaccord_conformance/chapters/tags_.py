@@ -110,6 +110,22 @@ def check_requests(worlds: WorldMaker) -> None:
     """Any number of sends and receives may be on the way, long ones before short ones in any order."""
     worlds.run(_requests, 2)
     worlds.run(_large_first, 2)
+    worlds.run(_first_to_end, 2)
+
+
+def _first_to_end(group: Group) -> None:
+    other = 1 - group.rank
+    never, *receives = (group.recv_async(oa.ANY, tag=tag) for tag in (3, 1, 1, 1, 1))
+    sends = [group.send_async(np.full(2, number), other, tag=1) for number in range(4)]
+    assert oa.wait_any([never, *sends]) > 0, "wait_any took a receive that has met nothing for one that has ended"
+    assert list(oa.as_completed([*sends])), "as_completed yielded none of the sends"
+    left = set(range(4))
+    while left:
+        ended = oa.wait_some([receives[each] for each in sorted(left)])
+        left -= {sorted(left)[each] for each in ended}
+    for number, receive in enumerate(receives):
+        same(receive.wait(), np.full(2, number), f"message {number} of a receive that wait_some found")
+    assert never.cancel(), "a receive that has met nothing cannot be taken back"
 
 
 def _large_first(group: Group) -> None:

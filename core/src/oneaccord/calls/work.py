@@ -506,10 +506,10 @@ def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | 
                 speaker = work
         are_told = are_told and work._waits_are_told
     runtime = works[0]._turns.runtime
-    # All locks: the thread counts as waiting from when its place is made, which must not be when one has ended already.
+    # All locks: the thread counts as waiting from when its place is made, which must not be when one has ended already. Works may share one.
     with contextlib.ExitStack() as locks:
-        for work in sorted(set(works), key=id):
-            locks.enter_context(work._lock)
+        for lock in sorted({work._lock for work in works}, key=id):
+            locks.enter_context(lock)
         done = _first_ended(works)
         if done is not None:
             return done
