@@ -86,6 +86,19 @@ print("all is well")
     assert "not all ranks ended" not in done.stderr, done.stderr
 
 
+def test_a_rank_that_leaves_without_its_end_does_not_keep_the_others_waiting(tmp_path: Path):
+    program = """
+    with oa.init() as group:
+        group.barrier()
+    print("all is well", flush=True)
+    if group.rank == 1:
+        os._exit(0)
+    """
+    done = run_ranks(tmp_path, "mpi", program, 3, ONEACCORD_BACKENDS__MPI__FINALIZE_S="20")
+    well(done, 3)
+    assert "not all ranks ended" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "raise RuntimeError('on its own')", "sys.exit(3)"])
 def test_a_world_of_the_users_own_mpiexec_ends_when_a_rank_does(tmp_path: Path, mpiexec, how: str):
     command, variables = mpiexec

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from oneaccord.api import BackendUnavailableError, Deadline, Variable, wait_until
@@ -18,6 +19,9 @@ __all__ = ["end", "load", "mark_failed", "mark_unfinished", "words"]
 
 _LAST_WORDS_S = 0.5
 """How long a rank that failed stays at its end: mpiexec ends all others as soon as one is gone, and they have an error to show."""
+_LOOK_S = 0.1
+_GRACE_S = 1.0
+"""How long a rank still waits at its end after another one has ended, which may have come there before."""
 
 
 class _State:
@@ -123,10 +127,37 @@ def _all_may_finalize(mpi: Any) -> bool:
     mine, least = bytearray([not _State.unfinished]), bytearray(1)
     request = mpi.COMM_WORLD.Iallreduce((mine, 1, mpi.UINT8_T), (least, 1, mpi.UINT8_T), mpi.MIN)
     try:
-        wait_until(request.Test, lambda: None, Deadline(_State.finalize_s), 0.0, pauses_s=(1e-4, 1e-2))
+        wait_until(request.Test, _Ended().check, Deadline(_State.finalize_s), 0.0, pauses_s=(1e-4, 1e-2))
     except TimeoutError:
         sys.stderr.write(f"oneaccord: not all ranks ended within {_State.finalize_s:g} s; this one ends without MPI_Finalize\n")
+        return False
+    except _Ended.Alone:
         return False
     if _State.unfinished:
         sys.stderr.write("oneaccord: MPI has messages of this rank that are not finished; all ranks end without MPI_Finalize\n")
     return bool(least[0])
+
+
+class _Ended:
+    """Whether processes of other ranks have ended, as `oneaccord run` on this host notes it."""
+
+    class Alone(Exception):
+        """A rank has ended and left MPI_Finalize out."""
+
+    def __init__(self) -> None:
+        error_file = os.environ.get(Variable.ERROR_FILE)
+        self._notes = None if error_file is None else Path(error_file).parent
+        self._look_at = 0.0
+        self._limit: Deadline | None = None
+
+    def check(self) -> None:
+        """Raise `Alone` when one has ended some time ago."""
+        now = time.monotonic()
+        if self._notes is None or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        if self._limit is not None:
+            if self._limit.passed():
+                raise self.Alone
+        elif any(self._notes.glob("*.exit")):
+            self._limit = Deadline(_GRACE_S)
