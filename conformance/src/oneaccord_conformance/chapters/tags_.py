@@ -83,6 +83,46 @@ def check_any_source(worlds: WorldMaker) -> None:
         if size > 1:
             worlds.run(_many_senders, size)
     worlds.run(_wildcards_of_requests, 3)
+    worlds.run(_nothing_overtakes, 3)
+
+
+def _fits(pattern: tuple[Any, Any], source: int, tag: int) -> bool:
+    return pattern[0] in (oa.ANY, source) and pattern[1] in (oa.ANY_TAG, tag)
+
+
+def _nothing_overtakes(group: Group) -> None:
+    rank, size, each = group.rank, group.world_size, 30
+    numbers = np.random.default_rng(rank)
+
+    def one_of(*options: Any) -> Any:
+        return options[numbers.integers(len(options))]
+
+    sends: list[Work[None]] = []
+    for number in range(each):
+        for dest in range(size):
+            message, mode = np.full(one_of(2, 3, 700, 9000, 40_000), number), one_of("standard", "buffered", "sync")
+            sends.append(group.send_async(message, dest, tag=one_of(0, 1), mode=mode))
+    found: list[tuple[tuple[Any, Any], Any, Any, int]] = []
+    while len(found) < each * size:
+        # A receive of one rank alone may wait in vain for what one of any rank has taken: only those that met something count.
+        some = [(one_of(oa.ANY, *range(size)), one_of(oa.ANY_TAG, 0, 1)) for _ in range(3)]
+        patterns = [*some, (oa.ANY, oa.ANY_TAG)]
+        receives = [group.recv_async(source, tag=tag) for source, tag in patterns]
+        oa.wait_any(receives)
+        for pattern, receive in zip(patterns, receives, strict=True):
+            if not receive.cancel():
+                array, status = receive.wait(), receive.status
+                assert status is not None, "a message that has come has no status"
+                found.append((pattern, status.source, status.tag, int(array[0])))
+    oa.wait_all(sends)
+    for source in range(size):
+        mine = [(pattern, tag, number) for pattern, sender, tag, number in found if sender == source]
+        assert sorted(number for _, _, number in mine) == list(range(each)), f"rank {source}'s messages came as {mine}"
+        for place, (pattern, _, number) in enumerate(mine):
+            passed = [later for _, tag, later in mine[place + 1 :] if later < number and _fits(pattern, source, tag)]
+            assert not passed, (
+                f"message {number} of rank {source} met a receive of {pattern}, before messages {passed} that it fits"
+            )
 
 
 def _wildcards_of_requests(group: Group) -> None:
