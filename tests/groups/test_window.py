@@ -487,7 +487,7 @@ def test_flight_recorder_keeps_the_calls(backend: str) -> None:
                 win.put(1.0, 1 - group.rank)
                 with win.lock(0):
                     pass
-            return [str(what) for _, _, what, *_ in group._post._shorts.calls]
+            return [str(what) for _, _, what, *_ in group._post._shorts.short()]
 
     calls = must(thread_world(program, 2, backend))[0]
     names = ["window.put at rank 1, [0]", "window.lock at rank 0", "window.unlock at rank 0"]

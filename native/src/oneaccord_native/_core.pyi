@@ -270,6 +270,36 @@ class Post:
     ) -> tuple[bytearray, int] | None: ...  # Receive an object: its bytes and its sender; None if nothing was done.
     def iprobe(self, source: object, tag: object, /) -> Any: ...
 
+class Window:
+    # The calls of a window in memory that the ranks of a host share: the common case of `oneaccord.group.window_base.WindowBase`.
+
+    def __init__(
+        self,
+        caller: Caller,
+        change: Callable[..., Any],
+        flush: Callable[..., None],
+        lock: Callable[..., None],
+        unlock: Callable[..., None],
+        ops: tuple[str, ...],
+        held: dict[int, bool],
+        shorts: Counters,
+        dtype: np.dtype[Any],
+        ufuncs: tuple[np.ufunc | None, ...],
+        targets: tuple[tuple[npt.NDArray[Any] | None, int, int], ...],
+        changes: _Memory | None,
+        apart: int,
+        tickets: _Memory | None,
+        place: int,
+        places: int,
+    ) -> None: ...
+    def change(
+        self, kind: int, values: object, target: object, at: object, op: object, out: object, expected: object, timeout_s: object, /
+    ) -> Any: ...  # Read or change elements.
+    def flush(self, target: object, timeout_s: object, name: str, /) -> None: ...
+    def lock(self, target: object, shared: object, timeout_s: object, /) -> None: ...
+    def unlock(self, target: object, timeout_s: object, /) -> None: ...
+    def close(self) -> None: ...  # Make no more calls, and let go of the memory.
+
 class Low:
     # A reduction of floats of 16 or 8 bits: `oneaccord.arrays.low_precision`.
 

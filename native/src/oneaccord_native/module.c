@@ -15,6 +15,7 @@ static const struct {
     {&call_spec, offsetof(State, call)},       {&send_spec, offsetof(State, send)},   {&recv_spec, offsetof(State, recv)},
     {&exchange_spec, offsetof(State, exchange)}, {&low_spec, offsetof(State, low)},
     {&lane_spec, offsetof(State, lane)},       {&post_spec, offsetof(State, post)},
+    {&window_spec, offsetof(State, window)},
 };
 #define TYPES (sizeof types / sizeof *types)
 

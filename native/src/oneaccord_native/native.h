@@ -102,7 +102,7 @@ bool kind_fits(const Kind *kind, PyArrayObject *array);
 PyArrayObject *kind_place(const Kind *kind, PyObject *out);
 
 typedef struct {
-    PyTypeObject *program, *counters, *caller, *call, *send, *recv, *exchange, *low, *lane, *post;
+    PyTypeObject *program, *counters, *caller, *call, *send, *recv, *exchange, *low, *lane, *post, *window;
 } State;
 
 /* Whether the group of a `Caller` may be used, and nobody observes. What is wrong otherwise is for Python to say. */
@@ -111,11 +111,17 @@ bool group_is_open(PyObject *caller);
 int is_true(PyObject *object, PyObject *name);
 
 extern PyType_Spec ring_spec, stream_spec, program_spec, counters_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec,
-    lane_spec, post_spec;
+    lane_spec, post_spec, window_spec;
 
 extern PyMethodDef limit_methods[], mailbox_methods[], word_methods[];
 
 State *state_of(PyTypeObject *type);
+
+/* Take the lock of a word, looking at it so often; return 0, or its owner. Give it back; return whether it was this owner's. */
+uint64_t word_take(_Atomic uint64_t *word, uint64_t owner, unsigned long long tries);
+bool word_free(_Atomic uint64_t *word, uint64_t owner);
+
+#define LONG_COPY ((size_t)512 << 10) /* longer ones are made without the interpreter's lock */
 
 /* Programs. */
 typedef struct Program Program;

@@ -6,7 +6,6 @@
 #include "native.h"
 
 enum { SEND, RECV, RECV_RIGHT, RECV_LEFT, REDUCE, COPY, WAIT, LONG_SEND, LONG_RECV };
-#define LONG_COPY ((size_t)512 << 10) /* longer ones are made without the interpreter's lock */
 enum { INPUT, OUTPUT, WORK };
 
 typedef struct {

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from oneaccord.arrays.memory import Array, check_out
+from oneaccord.arrays.memory import Array
 from oneaccord.calls.windows import wire
 from oneaccord.contract.deadline import Deadline
 from oneaccord.errors import UsageError
@@ -80,7 +80,7 @@ class Window(WindowBase):
         timeout_s
             The most seconds that the call may last; by default the setting ``timeout_s``.
         """
-        self._change("put", wire.PUT, values, target, at, timeout_s)
+        self._change(wire.PUT, values, target, at, None, None, None, timeout_s)
 
     def get(self, target: int, at: At = slice(None), *, out: Array | None = None, timeout_s: float | None = None) -> Any:
         """Read elements of the window of a rank.
@@ -99,9 +99,7 @@ class Window(WindowBase):
         ndarray or scalar
             ``out``, or a new array of shape ``(n,)``; a scalar of NumPy for one element at an integer.
         """
-        if out is not None:
-            check_out(out, getattr(out, "shape", ()), self.dtype)
-        return self._change("get", wire.GET, None, target, at, timeout_s, out=out)
+        return self._change(wire.GET, None, target, at, None, out, None, timeout_s)
 
     def accumulate(self, values: Any, target: int, at: At = 0, op: Any = "sum", *, timeout_s: float | None = None) -> None:
         """Combine elements with those of the window of a rank, which get the result. Each element changes atomically.
@@ -113,7 +111,7 @@ class Window(WindowBase):
         op
             How: a name as in `Group.all_reduce`, except ``"mean"``; or ``"replace"``, which is a `put` that is atomic.
         """
-        self._change("accumulate", wire.ACCUMULATE, values, target, at, timeout_s, op=op)
+        self._change(wire.ACCUMULATE, values, target, at, op, None, None, timeout_s)
 
     def fetch_and_op(
         self,
@@ -139,7 +137,7 @@ class Window(WindowBase):
         ndarray or scalar
             ``out``, or a new array of the shape of ``values``; a scalar of NumPy for one of Python.
         """
-        return self._change("fetch_and_op", wire.FETCH, values, target, at, timeout_s, op=op, out=out)
+        return self._change(wire.FETCH, values, target, at, op, out, None, timeout_s)
 
     def compare_and_swap(
         self,
@@ -167,7 +165,7 @@ class Window(WindowBase):
         ndarray or scalar
             As for `fetch_and_op`.
         """
-        return self._change("compare_and_swap", wire.SWAP, values, target, at, timeout_s, out=out, expected=expected)
+        return self._change(wire.SWAP, values, target, at, None, out, expected, timeout_s)
 
     # Order
 
@@ -181,9 +179,7 @@ class Window(WindowBase):
         timeout_s
             The most seconds that the call may last; by default the setting ``timeout_s``.
         """
-        seconds = self._begin("flush", timeout_s)
-        ranks = self._ranks if target is None else (self._ranks[self._arguments.rank(target, "target")],)
-        self._flush(ranks, seconds)
+        self._flush(target, timeout_s, "flush")
 
     def fence(self, *, timeout_s: float | None = None) -> None:
         """Wait until the calls of all ranks are complete, and all ranks have come here. Every rank must call it.
@@ -195,7 +191,7 @@ class Window(WindowBase):
         timeout_s
             Seconds that each of the two may last.
         """
-        self._flush(self._ranks, self._begin("fence", timeout_s))
+        self._flush(None, timeout_s, "fence")
         self.group.barrier(timeout_s=timeout_s)
         if self._parts.direct is not None:
             self._parts.direct.flush("fence", (), 1.0)
@@ -226,10 +222,8 @@ class Window(WindowBase):
         UsageError
             This rank holds it already.
         """
-        seconds = self._begin("lock", timeout_s)
-        rank = self._ranks[self._arguments.rank(target, "target")]
-        self._lock(rank, seconds, exclusive=not shared)
-        return Lock(self, (rank,))
+        self._lock(target, shared, timeout_s)
+        return Lock(self, (target,))
 
     def lock_all(self, *, timeout_s: float | None = None) -> Lock:
         """Wait for the locks of all ranks' windows, shared, one after the other; otherwise as `lock`.
@@ -252,11 +246,11 @@ class Window(WindowBase):
         until = Deadline(self._begin("lock_all", timeout_s), self._job.runtime.now)
         taken: list[int] = []
         try:
-            for rank in sorted(self._ranks):
-                self._lock(rank, max(until.remaining(), 1e-6), exclusive=False)
-                taken.append(rank)
+            for target in sorted(range(len(self._ranks)), key=self._ranks.__getitem__):
+                self._lock(target, True, max(until.remaining(), 1e-6))
+                taken.append(target)
         except UsageError:
-            self._unlock(taken, None)
+            self._unlock_ranks([self._ranks[target] for target in taken], None)
             raise
         return Lock(self, tuple(taken))
 
@@ -275,13 +269,11 @@ class Window(WindowBase):
         UsageError
             This rank does not hold it.
         """
-        self._begin("unlock", timeout_s)
-        ranks = tuple(self._held)
         if target is not None:
-            ranks = (self._ranks[self._arguments.rank(target, "target")],)
-            if ranks[0] not in self._held:
-                raise UsageError(f"unlock({target}): this rank does not hold that lock")
-        self._unlock(ranks, timeout_s)
+            self._unlock(target, timeout_s)
+        else:
+            self._begin("unlock", timeout_s)
+            self._unlock_ranks(tuple(self._held), timeout_s)
 
     # Epochs of some of the ranks
 
@@ -345,7 +337,7 @@ class Window(WindowBase):
         seconds = self._begin("complete", timeout_s)
         if not self._targets:
             raise UsageError("complete() ends what start() began, which was not called")
-        self._flush(self._targets, seconds)
+        self._flush_ranks(self._targets, seconds)
         self._tell("complete", self._targets, wire.COMPLETED, seconds)
         self._targets = ()
 
@@ -409,23 +401,25 @@ class Window(WindowBase):
             "a window cannot be pickled or copied: it is one of all ranks; send win.local, of which a copy travels"
         )
 
-    # The common part
-
 
 class Lock:
     """The lock of windows, which this rank holds: at the end of its ``with`` block it is given back. Made by `Window.lock`."""
 
-    __slots__ = ("_ranks", "_window")
+    __slots__ = ("_targets", "_window")
 
-    def __init__(self, window: Window, ranks: tuple[int, ...]) -> None:
+    def __init__(self, window: Window, targets: tuple[int, ...]) -> None:
         self._window = window
-        self._ranks = ranks
+        self._targets = targets
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         window = self._window
-        if error is not None and not window.group._call_sequence.is_usable:
-            return  # the job has failed, and nobody waits for it
-        window._unlock([rank for rank in self._ranks if rank in window._held], None)
+        if error is not None and (window._is_closed or not window.group._call_sequence.is_usable):
+            return  # nobody waits for it
+        held = [target for target in self._targets if window._ranks[target] in window._held]
+        if len(held) == 1:
+            window._unlock(held[0], None)
+        else:
+            window._unlock_ranks([window._ranks[target] for target in held], None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -114,6 +114,7 @@ class Windowed(Whole, Protocol):
 
     _builder: CallBuilder
     _call_sequence: CallSequence
+    _caller: Any
     _paths: Paths
 
     @property
@@ -151,27 +152,29 @@ class WindowBase:
         self._held: dict[int, bool] = {}
         self._targets: tuple[int, ...] = ()
         self._origins: tuple[int, ...] = ()
+        self._compiled: Any = None
+        module, direct = group._paths.native, parts.direct
+        if module is not None and direct is not None and self._history is None and self.dtype.isnative:
+            calls = group._caller, self._change, self._flush, self._lock, self._unlock
+            whose = self._held, group._post._shorts.compiled, self._ranks
+            self._compiled = made = direct.compiled(module, calls, *whose, locks=parts.locks_directly)
+            # C makes calls that it can make, and hands all others to the methods.
+            self._change, self._flush = made.change, made.flush  # type: ignore[method-assign]
+            self._lock, self._unlock = made.lock, made.unlock  # type: ignore[method-assign]
 
     def _change(
-        self,
-        name: str,
-        kind: int,
-        values: Any,
-        target: int,
-        at: At,
-        timeout_s: float | None,
-        *,
-        op: Any = None,
-        out: Array | None = None,
-        expected: Any = None,
+        self, kind: int, values: Any, target: int, at: At, op: Any, out: Array | None, expected: Any, timeout_s: float | None
     ) -> Any:
         """Make a call on elements; return what it returns to the user."""
+        name = wire.NAMES[kind]
         seconds = self._begin(name, timeout_s)
         local = self._arguments.rank(target, "target")
         rank, dtype = self._ranks[local], self.dtype
         number = 0 if op is None else op_number(op, dtype)
         given = compared = _NONE
         if kind == wire.GET:
+            if out is not None:
+                check_out(out, getattr(out, "shape", ()), dtype)
             place = locate(at, None if out is None else out.size, self.lengths[local], rank)
             shape: tuple[int, ...] = () if out is None and not isinstance(at, slice) else (place.size,)
         else:
@@ -189,12 +192,9 @@ class WindowBase:
         if kind in _RETURNING:
             result = out.reshape(-1) if out is not None and out.flags.c_contiguous else new_array((place.size,), dtype)
         if place.size:
-            if self._history is None:
-                self._carry_out(Words(name, (rank,), place), rank, kind, place, given, seconds, number, compared, result)
-            else:
-                what = Words(name, (rank,), place)
-                with self._watched(what, kind, rank, place):
-                    self._carry_out(what, rank, kind, place, given, seconds, number, compared, result)
+            what = Words(name, (rank,), place)
+            with nullcontext() if self._history is None else self._watched(what, kind, rank, place):
+                self._carry_out(what, rank, kind, place, given, seconds, number, compared, result)
         if result is None:
             return None
         if out is None:
@@ -224,14 +224,25 @@ class WindowBase:
         else:
             self._asked(what, partial(parts.asking.change, *arguments))
 
-    def _flush(self, ranks: Sequence[int], seconds: float) -> None:
+    def _flush(self, target: int | None, timeout_s: float | None, name: str) -> None:
+        """Flush a target or, for None, all of them, for a call of a name."""
+        seconds = self._begin(name, timeout_s)
+        self._flush_ranks(self._ranks if target is None else (self._world_rank(target),), seconds)
+
+    def _flush_ranks(self, ranks: Sequence[int], seconds: float) -> None:
         if self._parts.direct is not None:
             self._parts.direct.flush("flush", ranks, seconds)
         what = Words("flush", ranks)
         self._asked(what, partial(self._parts.asking.flush, what, ranks, seconds))
         self._completed(ranks)
 
-    def _lock(self, rank: int, seconds: float, *, exclusive: bool) -> None:
+    def _world_rank(self, target: int) -> int:
+        return self._ranks[self._arguments.rank(target, "target")]
+
+    def _lock(self, target: int, shared: bool, timeout_s: float | None) -> None:
+        """Take the lock of a target."""
+        seconds = self._begin("lock", timeout_s)
+        rank, exclusive = self._world_rank(target), not shared
         with self._guard:
             if rank in self._held:
                 raise UsageError(f"this rank holds the lock of rank {rank}'s window already, or waits for it in another thread")
@@ -252,7 +263,15 @@ class WindowBase:
         else:
             self._asked(what, partial(parts.asking.lock, what, rank, seconds, exclusive))
 
-    def _unlock(self, ranks: Sequence[int], timeout_s: float | None) -> None:
+    def _unlock(self, target: int, timeout_s: float | None) -> None:
+        """Give the lock of a target back."""
+        self._begin("unlock", timeout_s)
+        rank = self._world_rank(target)
+        if rank not in self._held:
+            raise UsageError(f"unlock({target}): this rank does not hold that lock")
+        self._unlock_ranks((rank,), timeout_s)
+
+    def _unlock_ranks(self, ranks: Sequence[int], timeout_s: float | None) -> None:
         if not ranks:
             return
         parts, seconds, what = self._parts, self.group._limit(timeout_s), Words("unlock", ranks)
@@ -285,6 +304,8 @@ class WindowBase:
 
     def _end(self) -> None:
         self._is_closed = True
+        if self._compiled is not None:
+            self._compiled.close()
         self._parts.server.end()
         self._parts.release()
 

@@ -30,9 +30,15 @@ class Bakery:
         Memory for `nbytes` bytes, as words of 64 bits; zero in the beginning.
     size, place
         The number of ranks, and the place of this one among them.
+
+    Attributes
+    ----------
+    words
+        As above; C uses them alike.
     """
 
     def __init__(self, words: memoryview, size: int, place: int) -> None:
+        self.words: memoryview = words
         self._drawing = words[: size * size]
         self._tickets = words[size * size : 2 * size * size]
         self._size = size

@@ -8,18 +8,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
+from oneaccord.arrays.dtypes import OP_NAMES, resolve_op
 from oneaccord.arrays.memory import ALIGNMENT, NOTHING, Array
 from oneaccord.calls.engine.waiting import Overdue
 from oneaccord.calls.windows import wire
 from oneaccord.calls.windows.bakery import Bakery
-from oneaccord.calls.windows.places import Place
+from oneaccord.calls.windows.places import REPLACE, Place
 from oneaccord.calls.windows.serving import carry_out
-from oneaccord.calls.windows.words import WordLocks
+from oneaccord.calls.windows.words import APART, WordLocks
 from oneaccord.contract.deadline import Deadline
-from oneaccord.errors import UsageError
+from oneaccord.errors import DTypeError, UsageError
 from oneaccord.runtime.host_memory import memory_fence
 
 __all__ = ["Direct", "Parts"]
@@ -80,6 +82,8 @@ class Direct:
         The places of the ranks among the locks.
     atomic, locks
         The locks of single calls, and those that programs take.
+    place
+        The place of this rank.
     check
         Raises if the call cannot continue.
     now
@@ -92,12 +96,14 @@ class Direct:
         places: Mapping[int, int],
         atomic: Bakery | WordLocks,
         locks: Bakery,
+        place: int,
         check: Callable[[object], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._flats = flats
         self._places = places
         self._ranks = list(places)
+        self._place = place
         self._atomic = atomic
         self._locks = locks
         self._check = check
@@ -133,6 +139,50 @@ class Direct:
                     self._leave(peer)
             if out is not None:
                 out[...] = old
+
+    def compiled(
+        self,
+        module: ModuleType,
+        calls: Sequence[Any],
+        held: dict[int, bool],
+        shorts: object,
+        ranks: Sequence[int],
+        *,
+        locks: bool,
+    ) -> Any:
+        """Return what makes the same calls in C if nothing about them is unusual.
+
+        Parameters
+        ----------
+        module
+            The compiled executor.
+        calls
+            The group's compiled calls, and the methods of a window that make all calls: on elements, flush, lock and unlock.
+        held
+            The locks that this rank holds.
+        shorts
+            The compiled counters of the group's calls.
+        ranks
+            The group's ranks of the world.
+        locks
+            Whether the locks of programs are in this memory as well.
+        """
+        dtype, atomic = next(iter(self._flats.values())).dtype, self._atomic
+        ops = {name: ufunc for name in OP_NAMES if (ufunc := _loop_of(name, dtype)) is not None}
+        return module.Window(
+            *calls,
+            (*ops, REPLACE),
+            held,
+            shorts,
+            dtype,
+            (*ops.values(), None),
+            tuple((self._flats.get(rank), rank, self._places.get(rank, 0)) for rank in ranks),
+            atomic.words if isinstance(atomic, WordLocks) else None,
+            APART,
+            self._locks.words if locks else None,
+            self._place,
+            len(self._ranks),
+        )
 
     @contextmanager
     def atomic(self, peer: int, what: object, seconds: float) -> Iterator[None]:
@@ -185,6 +235,16 @@ class Direct:
     def rank_at(self, place: int) -> int:
         """Return the rank of the world at a place."""
         return self._ranks[place]
+
+
+def _loop_of(name: str, dtype: np.dtype[Any]) -> np.ufunc | None:
+    """Return the ufunc of an op if it has a loop of exactly this dtype."""
+    try:
+        reduction = resolve_op(name, dtype)
+    except DTypeError:
+        return None
+    combine = None if reduction.is_mean else reduction.combine
+    return combine if isinstance(combine, np.ufunc) and f"{dtype.char * 2}->{dtype.char}" in combine.types else None
 
 
 class _Pausing:

@@ -25,6 +25,7 @@ __all__ = [
     "GET",
     "LOCK",
     "LOCK_SHARED",
+    "NAMES",
     "NOWHERE",
     "PIECE_BYTES",
     "POSTED",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 PUT, GET, ACCUMULATE, FETCH, SWAP, FLUSH, LOCK, LOCK_SHARED, UNLOCK = range(1, 10)
+NAMES: dict[int, str] = {PUT: "put", GET: "get", ACCUMULATE: "accumulate", FETCH: "fetch_and_op", SWAP: "compare_and_swap"}
+"""The names of the calls on elements; C knows them too."""
 _REQUESTS, POSTED, COMPLETED = range(3)
 """Tags of requests, and of what `Window.post` and `Window.complete` send."""
 PIECE_BYTES = 1 << 20
