@@ -19,6 +19,7 @@ CHAPTERS: Final[dict[str, str]] = {
     "bytes": "every collective, dtype, reduction, size and layout gives exact values",
     "messages": "sends and receives keep values and order",
     "tags": "messages with tags: any sender, any number on the way, probes and threads",
+    "windows": "one-sided calls: elements, atomic changes, locks and epochs",
     "async": "calls in the background",
     "groups": "groups of some of the ranks",
     "threads": "several threads of a rank",
