@@ -2,7 +2,8 @@
 
     mpirun -n 2 python benchmarks/windows.py [--rounds 30] [--calls 400] [--backends shm,tcp] [--own]
 
-Windows are made from shapes, or with ``--own`` from arrays, whose calls are messages. It needs mpi4py, an MPI, and oneaccord with the named backends in one environment. Rank 1 is in a barrier of MPI meanwhile, but for fences.
+Windows are made from shapes, or with ``--own`` from arrays, whose calls are messages. Rank 1 is in a barrier of MPI meanwhile, but for fences.
+It needs mpi4py, an MPI, and oneaccord with the named backends in one environment.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from mpi4py import MPI  # type: ignore[import-not-found]
 
 import oneaccord as oa
+from oneaccord.api import Group
 
 _LENGTH = 1 << 17
 _LONG = 1 << 16
@@ -124,6 +126,35 @@ def _theirs(win: MPI.Win, counts: MPI.Win, fenced: MPI.Win, locked: MPI.Win) -> 
     }
 
 
+def _made(group: Group, *, own: bool) -> tuple[oa.Window, oa.Window]:
+    if own:
+        return group.window(np.zeros(_LENGTH)), group.window(np.zeros(_LENGTH, np.int64))
+    return group.window(_LENGTH), group.window(_LENGTH, "int64")
+
+
+def _measure(kind: str, columns: dict[str, Calls], rounds: int, count: int) -> None:
+    world = MPI.COMM_WORLD
+    took: dict[str, list[float]] = {name: [] for name in columns}
+    for turn in range(rounds):
+        for name, calls in columns.items():
+            world.Barrier()
+            if world.rank == 0 or kind == _TOGETHER:
+                call = calls[kind]
+                for _ in range(5):
+                    call()
+                started = time.perf_counter()
+                for _ in range(count):
+                    call()
+                if turn:
+                    took[name].append((time.perf_counter() - started) / count)
+            world.Barrier()
+    if world.rank == 0:
+        for about, of in (("median", statistics.median), ("best", min)):
+            found = {name: of(each) * 1e6 for name, each in took.items()}
+            words = [f"{name} {us:8.2f} us ({us / found['mpi4py']:6.2f})" for name, us in found.items()]
+            print(f"{kind:20} {about:6}", "   ".join(words), flush=True)
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -134,36 +165,13 @@ def main() -> None:
     given = parser.parse_args()
     world = MPI.COMM_WORLD
     groups = {name: oa.init(name) for name in given.backends.split(",")}
-    windows: dict[str, tuple[oa.Window, oa.Window]] = {}
-    for name, group in groups.items():
-        if given.own:
-            windows[name] = group.window(np.zeros(_LENGTH)), group.window(np.zeros(_LENGTH, np.int64))
-        else:
-            windows[name] = group.window(_LENGTH), group.window(_LENGTH, "int64")
+    windows = {name: _made(group, own=given.own) for name, group in groups.items()}
     theirs = [MPI.Win.Allocate(8 * _LENGTH, 8, comm=world) for _ in range(4)]
     for win in theirs[:2]:
         win.Lock_all()
     columns = {name: _ours(*two) for name, two in windows.items()} | {"mpi4py": _theirs(*theirs)}
     for kind in columns["mpi4py"]:
-        took: dict[str, list[float]] = {name: [] for name in columns}
-        for turn in range(given.rounds):
-            for name, calls in columns.items():
-                world.Barrier()
-                if world.rank == 0 or kind == _TOGETHER:
-                    call = calls[kind]
-                    for _ in range(5):
-                        call()
-                    started = time.perf_counter()
-                    for _ in range(given.calls):
-                        call()
-                    if turn:
-                        took[name].append((time.perf_counter() - started) / given.calls)
-                world.Barrier()
-        if world.rank == 0:
-            for about, of in (("median", statistics.median), ("best", min)):
-                found = {name: of(each) * 1e6 for name, each in took.items()}
-                words = [f"{name} {us:8.2f} us ({us / found['mpi4py']:6.2f})" for name, us in found.items()]
-                print(f"{kind:20} {about:6}", "   ".join(words), flush=True)
+        _measure(kind, columns, given.rounds, given.calls)
     for win in theirs[:2]:
         win.Unlock_all()
     for win in theirs:

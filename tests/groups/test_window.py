@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fault_tools import LONG_BEFORE_S, Nursery
-from support.worlds import must, thread_world
+from support.worlds import must, stories, thread_world
 
 import oneaccord as oa
 from oneaccord.api import Group
@@ -332,6 +332,24 @@ def test_locks_in_a_circle_end_by_an_error_on_all_ranks(world, own):
     kind = oa.DeadlockError if world.backend.endswith("simulated") else oa.DeadlineError
     assert [type(outcome) for outcome in outcomes] == [kind] * 2
     assert "window.lock at rank" in str(outcomes[0])
+
+
+@OWN
+def test_error_says_who_waits_for_a_lock(world, own):
+    def program(group: Group) -> None:
+        with group.window(*made(1, "int64", own)) as win:
+            if group.rank == 1:
+                win.lock(0)
+            group.barrier()
+            if group.rank == 1:
+                group.barrier()
+            else:
+                win.lock(0, timeout_s=1)
+
+    for outcome in world.outcomes(program, 2):
+        told = stories(str(outcome))
+        assert "window.lock at rank 0" in told[0]
+        assert "barrier()" in told[1]
 
 
 def test_threads_of_a_rank_use_a_window_together(world):

@@ -360,7 +360,7 @@ class WindowBase:
             group._check_open(str(what))
         if not plugins.settled:
             plugins.load_extensions()
-        started = runtime.now()
+        started, direct = runtime.now(), self._parts.direct
         try:
             if plugins.observed:
                 self._shown(what, partial(action, *arguments))
@@ -369,14 +369,16 @@ class WindowBase:
         except UsageError:
             raise
         except BaseException as error:  # noqa: BLE001 - raised as the first cause
-            number, deadline = self._sequence.messages + 1, Deadline(seconds, runtime.now)
+            number = 0 if direct is None else direct.number_of(what)
+            number, deadline = number or self._sequence.messages + 1, Deadline(seconds, runtime.now)
             try:
                 guarded(self._job, self._members, number, RECORD, deadline, partial(again, error), what)
             except CommError:
                 group._saw()
                 raise
         finally:
-            group._post.note(what, started)
+            if direct is None or not direct.end(what):
+                group._post.note(what, started)
 
     def _shown(self, what: Words, action: Callable[[], None]) -> None:
         words, size = str(what), 0 if what.place is None else what.place.size * self.dtype.itemsize

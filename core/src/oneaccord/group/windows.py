@@ -171,9 +171,7 @@ def _made(
         }
         module = group._paths.native if all(each.is_native for each in brought) else None
         changes, taken = layout.locks(memory, job.rank, module)
-        direct = Direct(
-            flats, layout.places, changes, taken, layout.places[job.rank], group._call_sequence.check, job.runtime.now
-        )
+        direct = Direct(flats, layout.places, changes, taken, layout.places[job.rank], group._call_sequence, job.runtime.now)
         if own is None:
             local = flats[job.rank].reshape(shape)
     if local is None:

@@ -15,12 +15,14 @@ import numpy as np
 from oneaccord.arrays.dtypes import OP_NAMES, resolve_op
 from oneaccord.arrays.memory import ALIGNMENT, NOTHING, Array
 from oneaccord.calls.engine.waiting import Overdue
+from oneaccord.calls.order.call_sequence import CallSequence
 from oneaccord.calls.windows import wire
 from oneaccord.calls.windows.bakery import Bakery
 from oneaccord.calls.windows.places import REPLACE, Place
 from oneaccord.calls.windows.serving import carry_out
 from oneaccord.calls.windows.words import APART, WordLocks
 from oneaccord.contract.deadline import Deadline
+from oneaccord.control.recorder import Record
 from oneaccord.errors import DTypeError, UsageError
 from oneaccord.runtime.host_memory import memory_fence
 
@@ -84,8 +86,8 @@ class Direct:
         The locks of single calls, and those that programs take.
     place
         The place of this rank.
-    check
-        Raises if the call cannot continue.
+    sequence
+        The call sequence of the group.
     now
         The clock.
     """
@@ -97,7 +99,7 @@ class Direct:
         atomic: Bakery | WordLocks,
         locks: Bakery,
         place: int,
-        check: Callable[[object], None],
+        sequence: CallSequence,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._flats = flats
@@ -106,8 +108,9 @@ class Direct:
         self._place = place
         self._atomic = atomic
         self._locks = locks
-        self._check = check
+        self._sequence = sequence
         self._now = now
+        self._records: dict[object, Record] = {}
         self._threads = threading.RLock()  # those of this rank share its tickets
         self._is_inside = False
 
@@ -188,11 +191,14 @@ class Direct:
     def atomic(self, peer: int, what: object, seconds: float) -> Iterator[None]:
         """Let no other rank change elements of a window atomically in the body."""
         with self._threads:
-            self._enter(peer, what, seconds)
             try:
-                yield
+                self._enter(peer, what, seconds)
+                try:
+                    yield
+                finally:
+                    self._leave(peer)
             finally:
-                self._leave(peer)
+                self.end(what)
 
     def _enter(self, peer: int, what: object, seconds: float) -> None:
         if self._is_inside:
@@ -225,8 +231,21 @@ class Direct:
             self._locks.give_back(self._places[peer])
 
     def check(self, what: object) -> None:
-        """Raise if a call cannot continue."""
-        self._check(what)
+        """Raise if a call that waits cannot continue."""
+        if what not in self._records:
+            self._records[what] = self._sequence.record_message(what, self._sequence.count_message())
+        self._sequence.check(what)
+
+    def number_of(self, what: object) -> int:
+        """Return the number of a call that has waited for a while; 0 for another one."""
+        return self._records[what].sequence if what in self._records else 0
+
+    def end(self, what: object) -> bool:
+        """End the record of a call; return whether there is one."""
+        record = self._records.pop(what, None)
+        if record is not None:
+            self._sequence.end(record)
+        return record is not None
 
     def deadline(self, seconds: float) -> Deadline:
         """Return the end of so many seconds."""
