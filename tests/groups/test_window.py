@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fault_tools import LONG_BEFORE_S, Nursery
 from support.worlds import must, stories, thread_world
 
 import oneaccord as oa
@@ -373,67 +371,6 @@ def test_threads_of_a_rank_use_a_window_together(world):
                 assert win.get(1, 1) == 80
 
     world(program, 2)
-
-
-@pytest.mark.parametrize(
-    ("backend", "own", "what", "native"),
-    [
-        ("shm", False, "lock", True),
-        ("shm", True, "lock", True),
-        ("tcp", True, "lock", True),
-        ("shm", False, "change", True),
-        ("tcp", False, "change", False),
-    ],
-)
-def test_rank_killed_in_its_lock_ends_the_wait_of_others(
-    nursery: Nursery, backend: str, own: bool, what: str, native: bool
-) -> None:
-    program = f"""
-with oa.init(config={{"backend": "{backend}", "native": {native}}}, timeout_s=30) as group:
-    win = group.window(np.zeros(4) if {own} else 4)
-    if rank == 2:
-        win.lock(0)
-        win.put(1.0, 0)
-        win.flush()
-        if {"change" in what}:  # in the middle of one
-            win._parts.direct._enter(group.ranks[0], "a test", 30)
-    group.barrier()
-    tell("ready")
-    try:
-        if rank == 2:
-            time.sleep(100)
-        {"win.accumulate(1.0, 0)" if what == "change" else "win.lock(0)"}
-    except oa.PeerLostError as error:
-        tell("lost", peer=error.peer, local=win.local.tolist())
-"""
-    with nursery.ranks(program, 3) as ranks:
-        ranks.start().await_facts("ready")
-        ranks.signal(2, signal.SIGKILL)
-        started = time.monotonic()
-        facts = ranks.await_facts("lost", 2)
-        assert time.monotonic() - started < LONG_BEFORE_S
-        assert [fact["peer"] for fact in facts] == [2, 2]
-        assert facts[0]["local"] == [1.0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(("own", "native"), [(False, True), (False, False), (True, True)])
-def test_processes_count_and_lock_together(nursery: Nursery, own: bool, native: bool) -> None:
-    program = f"""
-with oa.init(config={{"backend": "shm", "native": {native} if rank else True}}, timeout_s=30) as group:
-    with group.window(np.zeros(2, "int64") if {own} else 2, None if {own} else "int64") as win:
-        for _ in range(300):
-            win.accumulate(1, 0)
-        for _ in range(60):
-            with win.lock(0):
-                win.put(win.get(0, 1) + 1, 0, 1)
-        win.fence()
-        tell("has", sums=win.get(0).tolist(), threads=[each.name for each in threading.enumerate()])
-"""
-    with nursery.ranks(program, 3) as ranks:
-        facts = ranks.start().await_facts("has")
-        assert [fact["sums"] for fact in facts] == [[900, 180]] * 3
-        if not own:  # nobody need serve it
-            assert not any("oneaccord-post" in fact["threads"] for fact in facts)
 
 
 def test_windows_of_some_ranks_count_by_the_group(world):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def _locks(group: Group, *, own: bool) -> None:
         for _ in range(_ROUNDS):
             with win.lock(1):
                 both = win.get(1)
-                win.put(both + [1, 2], 1)
+                win.put(both + np.array([1, 2]), 1)
         win.fence()
         with win.lock_all():
             group.barrier()  # which none would pass that waits for another one's lock
@@ -159,10 +160,10 @@ def check_target_computes(worlds: WorldMaker) -> None:
         worlds.run(_computes, 2, own=own)
 
 
-_WAITS = {
-    "lock": lambda win, group: win.lock(0),
-    "flush": lambda win, group: (win.put(1.0, 2), win.flush(2)),
-    "fence": lambda win, group: win.fence(),
+_WAITS: dict[str, Callable[[oa.Window], object]] = {
+    "lock": lambda win: win.lock(0),
+    "flush": lambda win: (win.put(1.0, 2), win.flush(2)),
+    "fence": lambda win: win.fence(),
 }
 
 
@@ -177,7 +178,7 @@ def _waits_for_the_dead(group: Group, *, own: bool, call: str) -> dict[str, Any]
 
     def calls() -> None:
         while True:  # a flush that comes before the death succeeds
-            _WAITS[call](win, group)
+            _WAITS[call](win)
 
     return ending(calls)
 
