@@ -293,7 +293,16 @@ class Window:
         places: int,
     ) -> None: ...
     def change(
-        self, kind: int, values: object, target: object, at: object, op: object, out: object, expected: object, timeout_s: object, /
+        self,
+        kind: int,
+        values: object,
+        target: object,
+        at: object,
+        op: object,
+        out: object,
+        expected: object,
+        timeout_s: object,
+        /,
     ) -> Any: ...  # Read or change elements.
     def flush(self, target: object, timeout_s: object, name: str, /) -> None: ...
     def lock(self, target: object, shared: object, timeout_s: object, /) -> None: ...

@@ -160,9 +160,14 @@ def check_target_computes(worlds: WorldMaker) -> None:
         worlds.run(_computes, 2, own=own)
 
 
+def _flushes(win: oa.Window) -> None:
+    win.put(1.0, 2)
+    win.flush(2)
+
+
 _WAITS: dict[str, Callable[[oa.Window], object]] = {
     "lock": lambda win: win.lock(0),
-    "flush": lambda win: (win.put(1.0, 2), win.flush(2)),
+    "flush": _flushes,
     "fence": lambda win: win.fence(),
 }
 
