@@ -242,3 +242,21 @@ def test_messages_in_a_thread_that_no_one_waits_for_do_not_hide_a_deadlock():
         errors = thread_world(program, 2, backend)
         assert all(isinstance(error, oa.DeadlockError) for error in errors), errors
     assert threading.active_count() < 50
+
+
+def test_send_that_waited_for_room_is_forgotten_once_it_is_taken(world):
+    if world.backend.endswith("simulated"):
+        pytest.skip("a send that waits for room is seen by the time that it takes")
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            for _ in range(40):  # more than there is room for
+                group.send(np.zeros(100), 1, tag=1)
+            group.send(np.zeros(LONG), 1, tag=1)
+        else:
+            time.sleep(1.2)  # while the store learns of what rank 0 waits for
+            for _ in range(41):
+                group.recv(0, tag=1)
+        group.barrier()
+
+    world(program, 2)

@@ -65,6 +65,7 @@ class PostPath:
         kept = job.control.recorder.kept
         shorts = None if module is None else counters_of(module, members.channel + 1, call_sequence.counters, kept)
         self._shorts = Kept(kept, shorts)
+        self._module = module
         self.compiled: Any = None
         self.turns: Turns
         self.on_failure_seen: Callable[[], None]
@@ -79,7 +80,7 @@ class PostPath:
             self._job.control.counted.tagged[self._members.channel + 1] = self._shorts
             self._office = office
             if self.compiled is not None:
-                office.open(self.compiled, self._shorts.compiled)
+                office.open(self._module, self.compiled, self._shorts.compiled)
         return self._office
 
     def status_of(self, letter: Letter, status: Status | None = None) -> Status:
@@ -377,7 +378,12 @@ class PostPath:
         record = self._call_sequence.record_message(what, number, nbytes) if self._runtime.is_simulated else None
         return Account(self._call_sequence, observation, record)
 
-    def concluded(self, request: Request[Any], error: BaseException | None, account: Account | None) -> None:
+    def has_ended(self, request: TaggedWork[Any]) -> bool:
+        """Return whether a request has ended, when no thread is about to end it."""
+        with self.office.lock:
+            return request._ended
+
+    def concluded(self, request: TaggedWork[Any], error: BaseException | None, account: Account | None) -> None:
         """Take note that a request has ended."""
         self._shorts.end(request, self._runtime.now())
         if account is not None:
@@ -450,8 +456,8 @@ class PostPath:
             if not isinstance(error, Exception):
                 raise
 
-    def poll(self, operations: Sequence[Operation]) -> None:
-        """Move what can be moved now, without waiting; nothing in the middle of another call of this thread."""
+    def poll(self, operations: Callable[[], Sequence[Operation]]) -> None:
+        """Move what can be moved now, without waiting; nothing in the middle of another call of this thread. What fails ends the ``operations``."""
         if self.office.is_taken_by_caller:
             return
         try:
@@ -459,14 +465,14 @@ class PostPath:
             with self.office.entered("done()"):
                 self.office.poll()
         except BaseException as error:
-            self._end(operations, error)
+            self._end(operations(), error)
             if not isinstance(error, Exception):
                 raise
 
     def cancel(self, receive: Receive) -> bool:
         """Take a receive back that has met no message; return whether that was so."""
         office = self.office
-        self.poll([receive])
+        self.poll(lambda: [receive])
         with office.entered("cancel()"), office.lock:
             if receive.done or not office.matching.withdraw(receive):
                 return False
@@ -544,13 +550,14 @@ class PostPath:
             waiting = waiting[:1]
         peers = sorted({peer for each in waiting for peer in each.awaits()} - {rank})
         counts = {peer: self.office.counts(peer) for peer in peers}
+        sends = all(isinstance(each, Send) and not each.number for each in waiting)  # a receiver need not answer these
         return Wait(
             POST_CHANNEL,
             record.sequence,
             str(record.call),
             b"",
             peers,
-            [(peer, False, counts[peer][0]) for peer in peers],
+            [(peer, True, counts[peer][1] - 1) if sends else (peer, False, counts[peer][0]) for peer in peers],
             list(self._members.ranks),
             group=None if first and any(each.context != number for each in waiting) else number,
             is_any=len(waiting) > 1 or waiting[0].is_any,
