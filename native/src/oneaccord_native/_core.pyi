@@ -234,7 +234,7 @@ class Post:
         receive: type,
         receiving: type,
         lock: Callable[[], object],
-        deque: Callable[[tuple[object, ...]], object],
+        queue: Callable[[], object],
         path: object,
         seconds: float,
         context: int,
@@ -254,7 +254,8 @@ class Post:
         letters: dict[Any, Any],
         shorts: Counters,
         matching: object,
-        call_courier: Callable[[], None],
+        courier: object,
+        posted: Posted,
         /,
     ) -> None: ...  # Begin to make calls: the post office of this rank is there.
     def deliver(self, lane: Lane, /) -> int: ...  # Let messages that have come meet receives that wait; return how many.
@@ -308,6 +309,18 @@ class Window:
     def lock(self, target: object, shared: object, timeout_s: object, /) -> None: ...
     def unlock(self, target: object, timeout_s: object, /) -> None: ...
     def close(self) -> None: ...  # Make no more calls, and let go of the memory.
+
+class Posted:
+    # The receives that C has posted and that wait for their messages, of one rank.
+    @property
+    def drives(self) -> int: ...  # How often a thread of the program has driven in C.
+    @property
+    def looks(self) -> int: ...  # How many other receives were passed in the search for one.
+    def hand_over(self) -> None: ...  # Let Python have all receives that wait, in order.
+    def earliest(
+        self, now: float, /
+    ) -> float: ...  # Return when the first time of theirs is up, or something between now and then.
+    def __len__(self) -> int: ...
 
 class Low:
     # A reduction of floats of 16 or 8 bits: `oneaccord.arrays.low_precision`.

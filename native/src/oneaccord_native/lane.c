@@ -182,12 +182,64 @@ bool is_none(PyObject *object, PyObject *name) {
     return value == Py_None;
 }
 
-/* Whether the group may be used, and no thread is in the office. A thread of the office itself that is, drives, or moves nothing.
+Lane *lane_to(Post *post, long rank) {
+    Lane *lane = post->lanes[rank];
+    if (!lane) {
+        PyObject *world = PyLong_FromLong(post->ranks[rank]);
+        PyObject *found = world ? PyDict_GetItemWithError(post->parts[LANES], world) : NULL;
+        Py_XDECREF(world);
+        PyErr_Clear();
+        State *state = state_of(TYPE_OF(post));
+        if (!found || !state || !PyObject_TypeCheck(found, state->lane)) return NULL;
+        lane = post->lanes[rank] = (Lane *)Py_NewRef(found);
+    }
+    return lane;
+}
+
+int is_listening(const Post *post, const Lane *lane) {
+    if (lane->stopped) return 0;
+    if (is_none(lane->line, post->parts[INCOMING])) return 1;
+    PyObject *idle = PyObject_CallMethodObjArgs(lane->line, post->parts[RECALL], NULL); /* it still waits for a message */
+    PyErr_Clear();
+    Py_XDECREF(idle);
+    return idle == Py_True ? -1 : 0;
+}
+
+void drive(Post *post, bool *drives) {
+    if (*drives) return;
+    *drives = !PyObject_SetAttr(post->parts[OFFICE], post->parts[DRIVER], (PyObject *)post);
+    PyErr_Clear();
+}
+
+void step_back(const Post *post) {
+    PyObject *const *parts = post->parts;
+    PyObject *driver = PyObject_GetAttr(parts[OFFICE], parts[DRIVER]);
+    bool mine = driver == (PyObject *)post; /* otherwise Python has stepped back */
+    PyErr_Clear();
+    Py_XDECREF(driver);
+    if (!mine) return;
+    int failed;
+    post->posted->drives++;
+    if (PyDict_Size(parts[PARKED]) || PyDict_Size(parts[KEPT]) || PySet_Size(parts[OWING])) {
+        PyObject *done = PyObject_CallMethodObjArgs(parts[OFFICE], parts[STEP_BACK], NULL);
+        failed = !done;
+        Py_XDECREF(done);
+    } else {
+        failed = PyObject_SetAttr(parts[OFFICE], parts[DRIVER], Py_None);
+    }
+    if (failed) PyErr_WriteUnraisable(parts[OFFICE]);
+}
+
+/* Whether the group may be used, and no thread is in the office. A thread of the office itself that is, drives and waits for messages, or moves nothing.
 
    What is asked last holds until Python runs again, as it may in whatever allocates (a collection of garbage) or calls it: another thread has its turn then. */
-bool is_free(const Post *post) {
+bool is_free(const Post *post, bool begins) {
     PyObject *const *parts = post->parts;
-    return parts[OFFICE] && group_is_open(parts[CALLER]) && PySet_Size(parts[INSIDE]) == 0 && is_none(parts[OFFICE], parts[DRIVER]);
+    if (!parts[OFFICE] || !group_is_open(parts[CALLER]) || PySet_Size(parts[INSIDE])) return false;
+    PyObject *driver = PyObject_GetAttr(parts[OFFICE], parts[DRIVER]);
+    if (!driver) PyErr_Clear();
+    Py_XDECREF(driver);
+    return driver == Py_None || (begins && driver && driver == parts[COURIER]);
 }
 
 PyObject *note(Post *post, Verb verb, long long peer, long long tag, double started) {

@@ -16,6 +16,7 @@ static const struct {
     {&exchange_spec, offsetof(State, exchange)}, {&low_spec, offsetof(State, low)},
     {&lane_spec, offsetof(State, lane)},       {&post_spec, offsetof(State, post)},
     {&window_spec, offsetof(State, window)},
+    {&posted_spec, offsetof(State, posted)},
 };
 #define TYPES (sizeof types / sizeof *types)
 
@@ -42,12 +43,18 @@ static int execute(PyObject *module) {
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {
+    const State *state = PyModule_GetState(module);
     for (size_t i = 0; i < TYPES; i++) Py_VISIT(*type_at(module, i));
+    Py_VISIT(state->receiving);
+    Py_VISIT(state->sent);
     return 0;
 }
 
 static int clear(PyObject *module) {
+    State *state = PyModule_GetState(module);
     for (size_t i = 0; i < TYPES; i++) Py_CLEAR(*type_at(module, i));
+    Py_CLEAR(state->receiving);
+    Py_CLEAR(state->sent);
     return 0;
 }
 

@@ -102,7 +102,8 @@ bool kind_fits(const Kind *kind, PyArrayObject *array);
 PyArrayObject *kind_place(const Kind *kind, PyObject *out);
 
 typedef struct {
-    PyTypeObject *program, *counters, *caller, *call, *send, *recv, *exchange, *low, *lane, *post, *window;
+    PyTypeObject *program, *counters, *caller, *call, *send, *recv, *exchange, *low, *lane, *post, *posted, *window;
+    PyTypeObject *receiving, *sent; /* made when first needed, from types of Python */
 } State;
 
 /* Whether the group of a `Caller` may be used, and nobody observes. What is wrong otherwise is for Python to say. */
@@ -111,7 +112,7 @@ bool group_is_open(PyObject *caller);
 int is_true(PyObject *object, PyObject *name);
 
 extern PyType_Spec ring_spec, stream_spec, program_spec, counters_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec,
-    lane_spec, post_spec, window_spec;
+    lane_spec, post_spec, posted_spec, window_spec;
 
 extern PyMethodDef limit_methods[], mailbox_methods[], word_methods[];
 

@@ -7,11 +7,9 @@
 
 #include <math.h>
 
-static const char *const interned[] = {"_driver", "_step_back", "recall", "spun",   "outgoing", "incoming", "standard",
-                                       "source",  "tag",        "count",  "nbytes", "dtype",    "shape",    "_path",
-                                       "_words",  "what",       "key",    "out",    "number",   "numbers",  "wild",
-                                       "request", "kept_by",    "_lock",  "operations",  "path", "array",   "about",
-                                       "is_object", "arrive",   "append", "popleft"};
+static const char *const interned[] = {"_driver", "_step_back", "recall",  "spun",    "outgoing", "incoming", "standard", "source", "tag",  "count",     "nbytes",
+                                       "dtype",   "shape",      "what",    "key",     "out",      "number",   "numbers",  "wild",   "request", "kept_by", "limits",
+                                       "done",    "path",       "array",   "about",   "is_object", "arrive",  "call", "_conclude"};
 
 static bool in_time(PyObject *seconds) {
     return seconds == Py_None || (PyFloat_CheckExact(seconds) && PyFloat_AsDouble(seconds) > 0.0 && isfinite(PyFloat_AsDouble(seconds)));
@@ -32,27 +30,14 @@ static long long tag_of(const Post *post, PyObject *given) {
     return tag >= 0 ? tag : -2;
 }
 
-/* The line to a rank; NULL if there is none yet. */
-static Lane *lane_to(Post *post, long rank) {
-    Lane *lane = post->lanes[rank];
-    if (!lane) {
-        PyObject *world = PyLong_FromLong(post->ranks[rank]);
-        PyObject *found = world ? PyDict_GetItemWithError(post->parts[LANES], world) : NULL;
-        Py_XDECREF(world);
-        PyErr_Clear();
-        State *state = state_of(TYPE_OF(post));
-        if (!found || !state || !PyObject_TypeCheck(found, state->lane)) return NULL;
-        lane = post->lanes[rank] = (Lane *)Py_NewRef(found);
-    }
-    return lane;
-}
-
 /* Sends. */
+
+#define TRIES 4
 
 /* Send `data` to a rank if nothing is unusual; `to` is that rank, the tag, the mode, and the seconds. Return None, or `later` a work; NULL with an error,
    or NULL without one if nothing was done. */
 static PyObject *send_now(Post *post, PyObject *object, const unsigned char *data, Head head, const npy_intp *lengths, PyObject *const *to, bool later) {
-    if (to[2] != post->parts[MODE] || !in_time(to[3]) || !is_free(post)) return NULL;
+    if (to[2] != post->parts[MODE] || !in_time(to[3]) || !is_free(post, true)) return NULL;
     long rank = rank_of(post, to[0]);
     head.tag = tag_of(post, to[1]);
     if (rank < 0 || rank == post->me || head.tag < 0) return NULL;
@@ -63,15 +48,19 @@ static PyObject *send_now(Post *post, PyObject *object, const unsigned char *dat
     head.kind = EAGER;
     head.context = post->context;
     How how = lane_send(lane, &head, lengths, data, &gone);
+    /* There is no room: perhaps the peer waits for room as well, and takes nothing until what it has sent is taken. */
+    for (int tries = 0; how == SLOW_PATH && tries < TRIES && post->posted->count; tries++) {
+        progress_from(post, lane);
+        if (!is_free(post, true) || lane->stopped || !is_none(lane->line, post->parts[OUTGOING])) return NULL;
+        how = lane_send(lane, &head, lengths, data, &gone);
+    }
     if (how == SLOW_PATH) return NULL;
     if (how == STOPPED_AT) return PyObject_CallFunction(post->parts[SEND_ON], "OOOOnO", object, to[0], to[1], to[3], (Py_ssize_t)gone, later ? Py_True : Py_False);
     PyObject *words = note(post, head.flags & OBJECT ? SENDS_OBJECT : SENDS, post->ranks[rank], head.tag, started);
     if (!later) return Py_NewRef(Py_None);
     words = Py_NewRef(words ? words : Py_None); /* another thread may let the words be forgotten */
-    PyObject *sent = made(post, SENT);
-    bool failed = !sent || set(post, sent, PATH_NAME, Py_NewRef(post->parts[PATH]));
-    if (failed || set(post, sent, WORDS_NAME, words)) Py_CLEAR(sent);
-    if (failed) Py_DECREF(words);
+    PyObject *sent = sent_made(post, words);
+    Py_DECREF(words);
     return sent;
 }
 
@@ -94,8 +83,11 @@ static PyObject *send_array(Post *self, PyObject *const *given, Py_ssize_t count
     if (!counted(count, 5)) return NULL;
     PyArrayObject *array = (PyArrayObject *)given[0];
     if (PyArray_CheckExact(given[0]) && PyArray_IS_C_CONTIGUOUS(array) && PyArray_NDIM(array) <= MOST_DIMENSIONS) {
-        unsigned code = CODES - 1;
-        while (code && self->dtypes[code] != PyArray_DESCR(array)) code--;
+        unsigned code = self->code;
+        if (!code || self->dtypes[code] != PyArray_DESCR(array)) {
+            for (code = CODES - 1; code && self->dtypes[code] != PyArray_DESCR(array);) code--;
+            self->code = code;
+        }
         Head head = {.code = (uint8_t)code, .ndim = (uint8_t)PyArray_NDIM(array), .nbytes = (uint64_t)PyArray_NBYTES(array)};
         PyObject *done = code ? send_now(self, given[0], PyArray_DATA(array), head, PyArray_DIMS(array), given + 1, later) : NULL;
         if (done || PyErr_Occurred()) return done;
@@ -148,32 +140,7 @@ static bool is_first(const Post *post, const Wanted *wanted) {
 }
 
 /* The same, and no other receive waits for a message. */
-static bool is_next(const Post *post, const Wanted *wanted) { return is_first(post, wanted) && !PyDict_Size(post->parts[RECEIVES]); }
-
-static void drive(Post *post, Wanted *wanted) {
-    if (wanted->drives) return;
-    wanted->drives = !PyObject_SetAttr(post->parts[OFFICE], post->parts[DRIVER], (PyObject *)post);
-    PyErr_Clear();
-}
-
-/* Let others drive. */
-static void step_back(const Post *post) {
-    PyObject *const *parts = post->parts;
-    PyObject *driver = PyObject_GetAttr(parts[OFFICE], parts[DRIVER]);
-    bool mine = driver == (PyObject *)post; /* otherwise Python has stepped back */
-    PyErr_Clear();
-    Py_XDECREF(driver);
-    if (!mine) return;
-    int failed;
-    if (PyDict_Size(parts[PARKED]) || PyDict_Size(parts[KEPT]) || PySet_Size(parts[OWING])) {
-        PyObject *done = PyObject_CallMethodObjArgs(parts[OFFICE], parts[STEP_BACK], NULL);
-        failed = !done;
-        Py_XDECREF(done);
-    } else {
-        failed = PyObject_SetAttr(parts[OFFICE], parts[DRIVER], Py_None);
-    }
-    if (failed) PyErr_WriteUnraisable(parts[OFFICE]);
-}
+static bool is_next(const Post *post, const Wanted *wanted) { return is_first(post, wanted) && !PyDict_Size(post->parts[RECEIVES]) && !post->posted->count; }
 
 /* Whether this receive may look for its message on the lines of the ranks of the group from..to, which are idle and wait for their next openings. */
 static bool may_look(Post *post, const Wanted *wanted, long *from, long *to) {
@@ -185,16 +152,13 @@ static bool may_look(Post *post, const Wanted *wanted, long *from, long *to) {
             Lane *lane = !post->parts[OFFICE] || rank == post->me ? NULL : lane_to(post, rank);
             if (lane) lane->box->release(lane->box->mailbox);
         }
-        if (!post->parts[OFFICE] || !group_is_open(post->parts[CALLER]) || !is_next(post, wanted) || !is_free(post)) return false;
+        if (!post->parts[OFFICE] || !group_is_open(post->parts[CALLER]) || !is_next(post, wanted) || !is_free(post, false)) return false;
         bool all = true;
         for (long rank = *from; rank < *to; rank++) {
-            Lane *lane = rank == post->me ? NULL : lane_to(post, rank);
-            if (rank == post->me || (lane && !lane->stopped && is_none(lane->line, post->parts[INCOMING]))) continue;
-            PyObject *idle = lane && !lane->stopped ? PyObject_CallMethodObjArgs(lane->line, post->parts[RECALL], NULL) : NULL; /* it still waits for a message */
-            PyErr_Clear();
-            Py_XDECREF(idle);
-            if (idle != Py_True) return false;
-            all = false; /* that was Python: other threads may have moved anything */
+            const Lane *lane = rank == post->me ? NULL : lane_to(post, rank);
+            int listens = rank == post->me ? 1 : lane ? is_listening(post, lane) : 0;
+            if (!listens) return false;
+            all = all && listens > 0;
         }
         for (long rank = *from; all && rank < *to; rank++) {
             Lane *lane = post->lanes[rank];
@@ -233,7 +197,7 @@ static long arrived(Post *post, Wanted *wanted) {
     oneaccord_answer answer;
     while ((rank = look(post, from, to, &answer)) == ANY) {
         if (answer == ONEACCORD_PART) looks = (Looks){box->tries, 0.0};
-        if (releases_next(&looks, &patience)) drive(post, wanted);
+        if (releases_next(&looks, &patience)) drive(post, &wanted->drives);
         if (!look_again(box, &looks, &patience)) break;
     }
     bool same = !patience.released;
@@ -265,7 +229,7 @@ static int take(Post *post, long rank, Wanted *wanted, PyObject *into, char *mem
     if (first == nbytes) return 0;
     memcpy(header, lane->into, HEADER_BYTES);
     rest_header(lane, header, number, nbytes - first);
-    drive(post, wanted); /* nobody else may look at this line meanwhile */
+    drive(post, &wanted->drives); /* nobody else may look at this line meanwhile */
     Patience patience = {NULL};
     const unsigned char *rest = mailbox_fetch(box, header, nbytes - first, &patience);
     patience_end(&patience);
@@ -342,9 +306,9 @@ static PyObject *post_irecv(Post *self, PyObject *const *given, Py_ssize_t count
     Wanted wanted;
     if (!counted(count, 4)) return NULL;
     bool fits = given[2] == Py_None || (PyArray_CheckExact(given[2]) && PyArray_ISCARRAY((PyArrayObject *)given[2]));
-    if (fits && wanted_of(self, given[0], given[1], given[3], &wanted) && wanted.source != ANY && wanted.tag != ANY && is_free(self) &&
+    if (fits && wanted_of(self, given[0], given[1], given[3], &wanted) && wanted.source != ANY && wanted.tag != ANY && is_free(self, true) &&
         is_first(self, &wanted) && lane_to(self, wanted.source)) {
-        PyObject *work = posted(self, self->ranks[wanted.source], wanted.tag, given[3], wanted.started, given[2]);
+        PyObject *work = posted(self, wanted.source, wanted.tag, given[3], wanted.started, given[2]);
         if (work || PyErr_Occurred()) return work;
     }
     return slowly(self->parts[IRECV], given, count);
@@ -356,7 +320,7 @@ static PyObject *post_iprobe(Post *self, PyObject *const *given, Py_ssize_t coun
     long from, to;
     oneaccord_answer answer;
     if (!counted(count, 2)) return NULL;
-    if (wanted_of(self, given[0], given[1], Py_None, &wanted) && self->parts[OFFICE] && !PyDict_Size(self->parts[KEPT]) &&
+    if (wanted_of(self, given[0], given[1], Py_None, &wanted) && self->parts[OFFICE] && !PyDict_Size(self->parts[KEPT]) && !self->posted->count &&
         !PySet_Size(self->parts[OWING]) && may_look(self, &wanted, &from, &to) && look(self, from, to, &answer) == ANY && answer == ONEACCORD_NOT_YET)
         return Py_NewRef(Py_None);
     return slowly(self->parts[IPROBE], given, count);
@@ -364,22 +328,23 @@ static PyObject *post_iprobe(Post *self, PyObject *const *given, Py_ssize_t coun
 
 /* The type. */
 
-/* open(office, inside, parked, kept, owing, lanes, receives, letters, shorts, matching, call_courier): the office of this rank is there. */
+/* open(office, inside, parked, kept, owing, lanes, receives, letters, shorts, matching, courier, posted): the office of this rank is there. */
 static PyObject *post_open(Post *self, PyObject *args) {
-    PyObject *given[OPENED - OFFICE], *shorts;
+    PyObject *given[OPENED - OFFICE], *shorts, *waiting;
     State *state = state_of(TYPE_OF(self));
-    if (!state || !PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OO", &given[0], &PySet_Type, &given[1], &PyDict_Type, &given[2], &PyDict_Type, &given[3],
-                                    &PySet_Type, &given[4], &PyDict_Type, &given[5], &PyDict_Type, &given[6], &PyDict_Type, &given[7], state->counters, &shorts, &given[8], &given[9]))
+    if (!state || !PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OOO!", &given[0], &PySet_Type, &given[1], &PyDict_Type, &given[2], &PyDict_Type, &given[3],
+                                    &PySet_Type, &given[4], &PyDict_Type, &given[5], &PyDict_Type, &given[6], &PyDict_Type, &given[7], state->counters, &shorts, &given[8], &given[9], state->posted, &waiting))
         return NULL;
     if (self->parts[OFFICE]) Py_RETURN_NONE;
     self->shorts = (Counters *)Py_NewRef(shorts);
+    self->posted = (Posted *)Py_NewRef(waiting);
     for (int i = OFFICE; i < OPENED; i++) self->parts[i] = Py_NewRef(given[i - OFFICE]);
     Py_RETURN_NONE;
 }
 
 static int post_init(Post *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"caller", "send", "send_on", "recv", "recv_on", "iprobe", "isend", "irecv", "words", "status", "any_rank", "any_tag", "sent",
-                            "receive", "receiving", "lock", "deque", "path", "seconds", "context", "rank", "ranks", "codes", NULL};
+                            "receive", "receiving", "lock", "queue", "path", "seconds", "context", "rank", "ranks", "codes", NULL};
     PyObject *given[GIVEN], *ranks, *codes, *dtype, *number;
     unsigned long context;
     State *state = state_of(TYPE_OF(self));
@@ -411,15 +376,18 @@ static int post_init(Post *self, PyObject *args, PyObject *kwargs) {
         Py_DECREF(itemsize);
     }
     for (int i = 0; i < GIVEN; i++) self->parts[i] = Py_NewRef(given[i]);
-    for (int i = DRIVER; i < PARTS; i++)
+    for (int i = DRIVER; i <= CONCLUDE; i++)
         if (!(self->parts[i] = PyUnicode_InternFromString(interned[i - DRIVER]))) return -1;
-    return PyErr_Occurred() ? -1 : 0;
+    self->parts[FINISH] = PyObject_GetAttrString(given[RECEIVING], "_finish");
+    self->parts[IS_DONE] = PyObject_GetAttrString(given[RECEIVING], "done");
+    return PyErr_Occurred() ? -1 : handles_init(self);
 }
 
 static int post_traverse(Post *self, visitproc visit, void *arg) {
     Py_VISIT(TYPE_OF(self));
     for (int i = 0; i < PARTS; i++) Py_VISIT(self->parts[i]);
     for (long i = 0; self->lanes && i < self->size; i++) Py_VISIT((PyObject *)self->lanes[i]);
+    Py_VISIT((PyObject *)self->posted);
     return 0;
 }
 
@@ -436,6 +404,7 @@ static void post_dealloc(Post *self) {
     for (int i = 0; i < CODES; i++) Py_XDECREF((PyObject *)self->dtypes[i]);
     for (int i = 0; i < KNOWN; i++) Py_XDECREF(self->known[i].words);
     Py_XDECREF((PyObject *)self->shorts);
+    Py_XDECREF((PyObject *)self->posted);
     PyMem_Free(self->ranks);
     PyMem_Free(self->lanes);
     freefunc release = PyType_GetSlot(type, Py_tp_free);

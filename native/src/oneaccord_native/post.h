@@ -45,14 +45,13 @@ void rest_header(const Lane *lane, unsigned char *header, uint64_t number, uint6
 
 /* The messages of one group. The parts up to LETTERS are given when the group is made, the others when its rank's office is there. */
 enum {
-    CALLER, SEND, SEND_ON, RECV, RECV_ON, IPROBE, ISEND, IRECV, WORDS, STATUS, ANY_RANK, ANY_TAG, SENT, RECEIVE, RECEIVING, LOCK, DEQUE, PATH, SECONDS, GIVEN
+    CALLER, SEND, SEND_ON, RECV, RECV_ON, IPROBE, ISEND, IRECV, WORDS, STATUS, ANY_RANK, ANY_TAG, SENT, RECEIVE, RECEIVING, LOCK, QUEUE, PATH, SECONDS, GIVEN
 };
 enum { OFFICE = GIVEN, INSIDE, PARKED, KEPT, OWING, LANES, RECEIVES, LETTERS, MATCHING, COURIER, OPENED };
 /* The names of attributes. */
 enum { DRIVER = OPENED, STEP_BACK, RECALL, SPUN, OUTGOING, INCOMING, MODE, SOURCE, TAG, COUNT, NBYTES, DTYPE, SHAPE };
 enum {
-    PATH_NAME = SHAPE + 1, WORDS_NAME, WHAT, KEY, OUT, NUMBER, NUMBERS, WILD, REQUEST, KEPT_BY, LOCK_NAME, OPERATIONS, PATH_OF, ARRAY, ABOUT, IS_OBJECT,
-    ARRIVE, APPEND, POPLEFT, PARTS
+    WHAT = SHAPE + 1, KEY, OUT, NUMBER, NUMBERS, WILD, REQUEST, KEPT_BY, LIMITS, DONE, PATH_OF, ARRAY, ABOUT, IS_OBJECT, ARRIVE, CALL, CONCLUDE, /* methods */ FINISH, IS_DONE, PARTS
 };
 
 /* The words of a call, which the flight recorder keeps. */
@@ -62,6 +61,18 @@ typedef struct {
     long long peer, tag;
     PyObject *words;
 } Known;
+
+typedef struct Request Request;
+/* The receives that C has posted and that wait for their messages, of all groups of a rank, in order: as oneaccord.calls.post.matching, for receives of
+   arrays from one rank and with one tag. */
+typedef struct {
+    PyObject_HEAD
+    Request *first, *last;
+    Request **places; /* the first receives of all keys, by their hashes */
+    size_t count, keys, mask;
+    double earliest; /* no receive's time is up before */
+    uint64_t drives, looks; /* how often a thread of the program drove or is about to, and how many receives were looked at */
+} Posted;
 
 typedef struct {
     PyObject_HEAD
@@ -73,14 +84,40 @@ typedef struct {
     Lane **lanes; /* those that have been used */
     PyArray_Descr *dtypes[CODES];
     size_t itemsizes[CODES];
+    unsigned code; /* of the last array that was sent */
     Known known[KNOWN];
     long first; /* the rank that is looked at first, for none to be preferred */
+    Posted *posted;
 } Post;
+
+/* What C has of a receive, and its caller's handle of it: behind what oneaccord.calls.post.requests.Receiving has. */
+#define FEW_DIMENSIONS 4
+struct Request {
+    PyObject *object;             /* the handle that this is a part of */
+    Post *post;
+    Posted *posted;               /* where it waits, which owns it meanwhile; NULL if C has nothing to do with it any more */
+    Request *before, *behind;     /* the order in which all were posted */
+    Request *next, *last, *other; /* the next one that waits for the same; of the first such, the last, and the first of another key in the same place */
+    PyObject *words, *out, *array, *view, *lock, *callbacks, *places, *error, *trace; /* the view is its form in Python, if there is one */
+    long rank, source;            /* of the group, and of the world */
+    long long tag;
+    double until, seconds;
+    Head head; /* of the message that has come */
+    npy_intp lengths[FEW_DIMENSIONS];
+    bool ended, takes_stock;
+};
 
 /* Whether an attribute is None. It runs no Python. */
 bool is_none(PyObject *object, PyObject *name);
-/* Whether the group may be used, and no thread is in the office. */
-bool is_free(const Post *post);
+/* Whether the group may be used, and no thread is in the office; if only a call is to `begin`, the courier may wait for messages. */
+bool is_free(const Post *post, bool begins);
+/* The line to a rank; NULL if there is none yet. */
+Lane *lane_to(Post *post, long rank);
+/* Whether the line is idle, and waits for its next opening; -1 if it may be now, but other threads may have moved anything. */
+int is_listening(const Post *post, const Lane *lane);
+/* Let others know that this thread waits; let others drive again. */
+void drive(Post *post, bool *drives);
+void step_back(const Post *post);
 /* Note a call that has ended, or was begun; return it in words, a borrowed object, or NULL without an error. */
 PyObject *note(Post *post, Verb verb, long long peer, long long tag, double started);
 /* Make an object without `__init__`. */
@@ -95,8 +132,26 @@ size_t opened(const Post *post, const Lane *lane, const unsigned char *opening, 
 PyObject *memory_for(const Post *post, PyObject *out, const Head *head, npy_intp *lengths);
 /* As Status.fill; return whether that failed. */
 int fill(Post *post, PyObject *status, long rank, const Head *head, const npy_intp *lengths);
-/* Let a receive of an array wait for its message, and return its work; NULL with an error, or without one if it must not wait: Python must look. */
-PyObject *posted(Post *post, long source, long long tag, PyObject *given, double started, PyObject *out);
+
+/* Handles. */
+
+/* Make the types of handles, from those of Python; return whether that failed. */
+int handles_init(Post *post);
+/* The handle of a send that has ended. */
+PyObject *sent_made(Post *post, PyObject *words);
+/* The handle of a receive, which does not wait yet; NULL with an error. */
+Request *request_made(Post *post);
+/* Its form in Python, a new reference; NULL with an error. */
+PyObject *view_of(Request *request);
+/* End it, with its message. Python runs if it has callbacks, or threads wait; return whether that failed. */
+int conclude(Request *request);
+
+/* Let a receive of an array wait for its message; return its handle, or NULL with an error, or without one if it must not wait: Python must look. */
+PyObject *posted(Post *post, long rank, long long tag, PyObject *given, double started, PyObject *out);
+/* Let messages meet receives until this one has ended, for a moment after the last one if it waits; return whether nothing came, and nothing was unusual. */
+bool progress(Request *request, bool waits);
+/* The same for any receives from one rank, without waiting. */
+void progress_from(Post *post, Lane *lane);
 PyObject *post_deliver(Post *self, PyObject *object);
 
 #endif

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from threading import Lock
@@ -64,8 +64,8 @@ class TaggedCalls(Calls):
                 self._send_later,
                 self._recv_later,
             )
-            made_of = words_of, Status, ANY, ANY_TAG, Sent, Receive, Receiving, Lock, deque, post, float(settings.timeout_s)
-            whose = members.number, members.rank, tuple(members.ranks), CODES
+            made_of = words_of, Status, ANY, ANY_TAG, Sent, Receive, Receiving, Lock, OrderedDict
+            whose = post, float(settings.timeout_s), members.number, members.rank, tuple(members.ranks), CODES
             post.compiled = made = paths.native.Post(self._caller, *python, *made_of, *whose)
             # C makes calls that it can make, and hands all others to the methods.
             self._send_tagged, self._send_bytes = made.send, made.send_bytes  # type: ignore[method-assign]

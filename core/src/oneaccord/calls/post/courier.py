@@ -162,10 +162,11 @@ class Courier:
                     break
             else:
                 with office.lock:
-                    if office.has_work:
-                        continue
                     self._bell.clear()
                     self._is_called = False
+                    if office.has_work:  # also what C has begun since, without the lock: from here on it is called for that
+                        self._is_called = True
+                        continue
                 if not self._over.is_set():  # looked at after the bell was silenced, as `stop` rings it after it has said so
                     self._bell.wait()
 

@@ -3,13 +3,16 @@
 A message meets the receive that was posted first of those that it fits. A receive meets the message that came first of those that fit. So
 messages of one rank to one other in one group never overtake each other, if both fit the same receive. Each step takes the same time
 however many receives and messages wait: a message can only meet receives of four kinds (this rank and tag, any rank, any tag, or both), and
-each kind has a queue of its own. Only a receive that is taken back from the middle of its queue is searched for there.
+each kind has a queue of its own, in which each receive is found by its number.
+
+C keeps the receives that it has posted to itself, and lets messages meet them, as long as nothing is unusual. They were posted after all that
+wait here. Before this is looked through, or gets another receive, it takes over all of them, in order.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -31,16 +34,20 @@ class Matching:
         The places of receives and messages among those that wait.
     wild
         How many receives take messages of any rank or tag.
+    take_over
+        Moves the receives here that C keeps.
     """
 
     def __init__(self) -> None:
-        self._receives: dict[_Key, deque[Receive]] = {}
+        self._receives: dict[_Key, OrderedDict[int, Receive]] = {}
         self._letters: dict[_Key, OrderedDict[int, Letter]] = {}
         self.numbers: Iterator[int] = count(1)
         self.wild: int = 0
+        self.take_over: Callable[[], object] = _nothing
 
     def __len__(self) -> int:
         """Return the number of receives that wait."""
+        self.take_over()
         return sum(map(len, self._receives.values()))
 
     @property
@@ -50,29 +57,22 @@ class Matching:
 
     def post(self, receive: Receive) -> None:
         """Let a receive wait for its message."""
+        self.take_over()
         receive.number = next(self.numbers)
         if receive.key[1] == NO_RANK or receive.key[2] == NO_TAG:
             self.wild += 1
         waiting = self._receives.get(receive.key)
         if waiting is None:
-            self._receives[receive.key] = deque((receive,))
-        else:
-            waiting.append(receive)
+            waiting = self._receives[receive.key] = OrderedDict()
+        waiting[receive.number] = receive
 
     def withdraw(self, receive: Receive) -> bool:
         """Let a receive wait no longer; return whether it did."""
+        self.take_over()
         waiting = self._receives.get(receive.key)
-        if waiting is None:
+        if waiting is None or waiting.get(receive.number) is not receive:
             return False
-        if waiting[0] is receive:
-            waiting.popleft()
-        elif waiting[-1] is receive:
-            waiting.pop()
-        else:
-            try:
-                waiting.remove(receive)
-            except ValueError:
-                return False
+        del waiting[receive.number]
         if not waiting:
             del self._receives[receive.key]
         if receive.key[1] == NO_RANK or receive.key[2] == NO_TAG:
@@ -81,13 +81,14 @@ class Matching:
 
     def receive_for(self, context: int, source: int, tag: int) -> Receive | None:
         """Return the receive that a message meets, which waits no longer; None if there is none."""
+        self.take_over()
         if not self._receives:
             return None
         first: Receive | None = None
         for key in _keys(context, source, tag):
             waiting = self._receives.get(key)
             if waiting:
-                receive = waiting[0]
+                receive = next(iter(waiting.values()))
                 if first is None or receive.number < first.number:
                     first = receive
         if first is not None:
@@ -129,3 +130,7 @@ class Matching:
 
 def _keys(context: int, source: int, tag: int) -> tuple[_Key, _Key, _Key, _Key]:
     return (context, source, tag), (context, NO_RANK, tag), (context, source, NO_TAG), (context, NO_RANK, NO_TAG)
+
+
+def _nothing() -> None:
+    pass

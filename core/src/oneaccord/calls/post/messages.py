@@ -108,6 +108,8 @@ class Operation:
         The path of its group.
     kept_by
         The operations for which the office drives although no thread may wait; None if this is none of them.
+    limits
+        Until when it may last, and how many seconds in all, if no thread need wait for it.
     """
 
     # Most calls leave these as they are, and begin and end within a microsecond or two.
@@ -117,6 +119,7 @@ class Operation:
     request: Handle | None = None
     path: Owner | None = None
     kept_by: dict[Operation, tuple[float, float]] | None = None
+    limits: tuple[float, float] | None = None
 
     def __init__(self, what: object, context: int) -> None:
         self.what: object = what
@@ -327,8 +330,8 @@ class Receive(Operation):
         return self._letter
 
     @letter.setter
-    def letter(self, letter: Letter) -> None:
-        self._letter = letter
+    def letter(self, letter: Letter | None) -> None:
+        self._letter, self.about = letter, None
 
     @property
     def is_any(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -32,6 +32,8 @@ __all__ = ["FIRST_STALL_S", "NEXT_STALL_S", "NotReady", "PostOffice"]
 
 FIRST_STALL_S, NEXT_STALL_S = 0.2, 0.5
 """After how long a wait is reported to the store, and after how long again."""
+_COURIER = -1
+"""Stands for the thread of the office among those that use it."""
 _SLICE_S = 2e-3
 """How long a driver waits at most if the transport cannot be interrupted and several threads use the office."""
 
@@ -53,18 +55,22 @@ class PostOffice(Sorter):
         self._slice_s = math.inf
         self._courier = Courier(self, job.runtime)
         self._inside: set[int] = set()
+        self._moving = _Moving(self.lock, self._inside)
+        self._posted: Any = None  # the receives that C keeps
         self.spun: bool = False
         """Whether C has just looked for a message for a moment."""
-        self.drives: int = 0
-        """How often a thread of the program has driven."""
+        self._drives = 0
         job.control.counted.answers = lambda: self.has_work
         job.control.counted.calls_back = lambda: self.calls_back
         job.control.on_failure(self._wake_all)
 
-    def open(self, compiled: Any, shorts: Any) -> None:
+    def open(self, module: Any, compiled: Any, shorts: Any) -> None:
         """Let the compiled form of a group's calls use this office; it notes them in ``shorts``."""
+        if self._posted is None:
+            self._posted = module.Posted()
+            self.matching.take_over = self._posted.hand_over
         where = self._inside, self._parked, self._kept, self._owing, self.lanes
-        compiled.open(self, *where, *self.matching.waiting, shorts, self.matching, self._courier.call)
+        compiled.open(self, *where, *self.matching.waiting, shorts, self.matching, self._courier, self._posted)
         self.deliver: Callable[[object], int] | None = compiled.deliver
 
     # As a part of the job
@@ -154,13 +160,13 @@ class PostOffice(Sorter):
     def keep(self, operation: Operation, timeout_s: float) -> None:
         """Drive for an operation that has begun, even if no thread waits for it, until it ends."""
         if not operation.done:
-            self._kept[operation] = self._runtime.now() + timeout_s, timeout_s
+            operation.limits = self._kept[operation] = self._runtime.now() + timeout_s, timeout_s
             operation.kept_by = self._kept
             self._courier.call()
 
     def stand(self, receive: Receive) -> None:
         """Drive for a receive that is there for good, until `withdraw`; the end of a group does not wait for it."""
-        self._kept[receive] = math.inf, math.inf
+        receive.limits = self._kept[receive] = math.inf, math.inf
         receive.kept_by = self._kept
         self._courier.call()
 
@@ -302,8 +308,9 @@ class PostOffice(Sorter):
         """Drive until ``test()`` holds or a limit; if it ``yields``, also until another thread wants to. Return whether the test holds."""
         transport = self._transport
         assert transport is not None
+        locked = self._moving if yields else self.lock
         while True:
-            with self.lock:
+            with locked:
                 if test():
                     return True
                 transfers = self._listen(patient=not yields and len(self._lines) == 1)
@@ -318,7 +325,7 @@ class PostOffice(Sorter):
             except TimeoutError:
                 if limit.passed() or (yields and self._parked):
                     return False
-            with self.lock:
+            with locked:
                 self._move()
 
     def drive_in_background(self, limit: Deadline) -> bool:
@@ -337,7 +344,7 @@ class PostOffice(Sorter):
         """Let another thread drive."""
         with self.lock:
             if self._driver is not self._courier:
-                self.drives += 1
+                self._drives += 1
             self._driver = None
             if self._owing:
                 self._owing.difference_update([line for line in self._owing if line.is_idle])
@@ -418,21 +425,31 @@ class PostOffice(Sorter):
     # What is kept
 
     @property
+    def drives(self) -> int:
+        """How often a thread of the program has driven, or has begun a receive in C, for which it may drive soon."""
+        return self._drives if self._posted is None else self._drives + self._posted.drives
+
+    @property
     def has_work(self) -> bool:
         """Whether there is something to do although no thread may wait for it."""
         # A copy: other threads change the set under the lock, which those who ask here need not have.
-        return bool(self._kept) or any(not line.is_idle for line in tuple(self._owing))
+        return bool(self._kept) or bool(self._posted) or any(not line.is_idle for line in tuple(self._owing))
 
     @property
     def calls_back(self) -> bool:
         """Whether the end of an operation calls a function of the program."""
+        self.matching.take_over()
         return any(each.request is not None and each.request.calls_back for each in tuple(self._kept))
 
     @property
     def has_duties(self) -> bool:
         """Whether there is something to do that ends by itself."""
         kept = tuple(self._kept.values())
-        return any(until < math.inf for until, _ in kept) or any(not line.is_idle for line in tuple(self._owing))
+        return (
+            any(until < math.inf for until, _ in kept)
+            or bool(self._posted)
+            or any(not line.is_idle for line in tuple(self._owing))
+        )
 
     @property
     def is_driven(self) -> bool:
@@ -442,16 +459,18 @@ class PostOffice(Sorter):
     def earliest(self) -> float:
         """Return when the time of the first of the operations is up for which no thread waits."""
         with self.lock:
+            self.matching.take_over()
             return min((until for until, _ in list(self._kept.values())), default=float("inf"))
 
     def time_given(self, operation: Operation) -> float:
         """Return how many seconds an operation had in all."""
-        return self._kept[operation][1] if operation in self._kept else 0.0
+        return 0.0 if operation.done or operation.limits is None else operation.limits[1]
 
     def time_left(self, operations: Sequence[Operation]) -> float:
         """Return the seconds until the time of one of some operations is up."""
         with self.lock:
-            until = min((self._kept[each][0] for each in operations if each in self._kept), default=self._runtime.now())
+            limits = [each.limits[0] for each in operations if not each.done and each.limits is not None]
+            until = min(limits, default=self._runtime.now())
         return until - self._runtime.now()
 
     def overdue(self) -> Operation | None:
@@ -462,12 +481,15 @@ class PostOffice(Sorter):
                 return None
             if not self._runtime.is_simulated:
                 self._look_at = now + 0.05 + 1e-6 * len(self._kept)
-            # A copy: C begins receives without the lock.
+            if self._posted is not None and self._posted.earliest(now) <= now:
+                self.matching.take_over()
+            # A copy: C hands receives over without the lock.
             return next((each for each, (until, _) in list(self._kept.items()) if until <= now), None)
 
     def kept(self, context: int | None = None) -> list[Operation]:
         """Return the operations for which no thread may wait, of one group or all."""
         with self.lock:
+            self.matching.take_over()
             return [each for each in list(self._kept) if context in (None, each.context)]
 
     def end(self, operation: Operation, error: BaseException) -> None:
@@ -487,3 +509,25 @@ class PostOffice(Sorter):
         finally:
             if not was_inside:
                 inside.discard(me)
+
+
+class _Moving:
+    """The lock of an office for its own thread, during whose waits C, which takes no lock, may begin sends and receives: not in between.
+
+    Parameters
+    ----------
+    lock, inside
+        The lock of the office, and its threads of the program.
+    """
+
+    def __init__(self, lock: AbstractContextManager[bool], inside: set[int]) -> None:
+        self._lock = lock
+        self._inside = inside
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+        self._inside.add(_COURIER)
+
+    def __exit__(self, *error: object) -> None:
+        self._inside.discard(_COURIER)
+        self._lock.__exit__(None, None, None)

@@ -18,7 +18,7 @@ from oneaccord.calls.post.account import Account, Kept, about, came
 from oneaccord.calls.post.envelopes import RECORD, opened
 from oneaccord.calls.post.messages import Letter, Operation, Receive, Send
 from oneaccord.calls.post.office import FIRST_STALL_S, NEXT_STALL_S, NotReady, PostOffice
-from oneaccord.calls.post.requests import Cancelled, Request
+from oneaccord.calls.post.requests import Cancelled, Request, TaggedWork
 from oneaccord.calls.post.status import Status
 from oneaccord.config.plugins import PluginManager
 from oneaccord.contract.backend import Damaged, HeaderMismatch, LinkLost

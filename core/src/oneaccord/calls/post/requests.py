@@ -17,7 +17,7 @@ from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.runtime import Place
 from oneaccord.errors import CommError, UsageError
 
-__all__ = ["Cancelled", "Persistent", "Receiving", "Request", "Sent"]
+__all__ = ["Cancelled", "Persistent", "Receiving", "Request", "Sent", "TaggedWork"]
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Path(Protocol):
     def cancel(self, receive: Receive) -> bool:
         """Take a receive back."""
 
-    def poll(self, operations: Sequence[Operation]) -> None:
+    def poll(self, operations: Callable[[], Sequence[Operation]]) -> None:
         """Move what can be moved now."""
 
     def wait_for(self, operations: Sequence[Operation], deadline: Deadline | None) -> None:
@@ -58,6 +58,9 @@ class Path(Protocol):
     def wait_at(self, place: Place, operations: Sequence[Operation]) -> None:
         """Wait at a place until one of several requests has ended."""
 
+    def has_ended(self, request: Any) -> bool:
+        """Return whether a request has ended, when no thread is about to end it."""
+
     def concluded(self, request: Any, error: BaseException | None, account: Account | None) -> None:
         """Take note that a request has ended."""
 
@@ -65,7 +68,7 @@ class Path(Protocol):
         """Note that the program has the messages of some receives."""
 
 
-class Request(Work[T], Generic[T]):
+class TaggedWork(Work[T], Generic[T]):
     """The handle of a send or a receive with a tag. No thread waits for it before the program does.
 
     It is a `Work`, and may be given to all that takes one. Requests end in any order.
@@ -76,23 +79,13 @@ class Request(Work[T], Generic[T]):
         Its sends and receives.
     """
 
-    _tells_waits = True
-    # Most requests leave these as they are: what each has of its own is made when it is needed.
-    _ended: bool = False
-    _error: BaseException | None = None
-    _trace: TracebackType | None = None
-    _takes_stock: bool = False
-    _places: Sequence[Place] = ()
-    _callbacks: Sequence[Any] = ()
-    _make: Callable[[], T] | None = None
-    _result: T = None  # type: ignore[assignment]
-    _account: Account | None = None
+    __slots__ = ()
 
-    def __init__(self, path: Path, operations: tuple[Operation, ...], make: Callable[[], T]) -> None:
-        self._lock = Lock()
-        self._path = path
-        self.operations: tuple[Operation, ...] = operations
-        self._make = make
+    _tells_waits = True
+
+    _path: Path
+    operations: tuple[Operation, ...]
+    _account: Account | None = None
 
     # What is the same for all requests of a group, its path knows.
 
@@ -131,7 +124,7 @@ class Request(Work[T], Generic[T]):
         """Return whether the call has ended, successfully or not. Moves what can be moved now, and never blocks."""
         if not self._ended:
             self._check_process()
-            self._path.poll(self.operations)
+            self._path.poll(lambda: self.operations)
         return super().done()
 
     def exception(self) -> BaseException | None:
@@ -146,13 +139,6 @@ class Request(Work[T], Generic[T]):
         """Whether its end calls a function of the program."""
         return bool(self._callbacks)
 
-    def begin(self, account: Account | None) -> None:
-        """Take note of the operations that have ended at once; under the lock of the office. Those of the ``account`` learn of its end."""
-        self._account = account
-        for each in self.operations:
-            each.request = self
-        self.end()
-
     def end(self) -> None:
         """Take note that an operation has ended; under the lock of the office."""
         for each in self.operations:
@@ -166,8 +152,7 @@ class Request(Work[T], Generic[T]):
             return
         if self._error is None:
             self._path.took(self.operations)
-        account, self._account = self._account, None
-        self._path.concluded(self, self._error, account)
+        self._path.concluded(self, self._error, self._account)
         self._conclude()
 
     def _finish(self, deadline: Deadline | None) -> T:
@@ -177,6 +162,68 @@ class Request(Work[T], Generic[T]):
             if isinstance(self._error, CommError):
                 self._on_failure_seen()
             raise self._error.with_traceback(self._trace)
+        return self._made()
+
+    def _made(self) -> T:
+        """Return the result, once all has ended well."""
+        raise NotImplementedError
+
+    def _ends_by(self, deadline: Deadline | None) -> bool:
+        self._check_process()
+        self._path.wait_for(self.operations, deadline)
+        return self._ended or self._path.has_ended(self)
+
+    def _expect_end(self) -> None:
+        """Let the office move it while this thread waits for several works."""
+        self._path.poll(lambda: self.operations)
+
+    def _wait_at(self, place: Place, works: Sequence[Work[Any]]) -> None:
+        """As for `Work`; the store learns which messages the thread waits for, if it waits for nothing else."""
+        office, pending = self._path.office, [each for each in works if not each._ended]
+        requests = [each for each in pending if isinstance(each, TaggedWork) and each._path.office is office]
+        if requests and len(requests) == len(pending):
+            self._path.wait_at(place, [operation for each in requests for operation in each.operations])
+        else:
+            place.wait(None)
+
+
+class Request(TaggedWork[T], Generic[T]):
+    """Such a handle that Python makes.
+
+    Parameters
+    ----------
+    path
+        The path of its group.
+    operations
+        As above.
+    make
+        Returns the result, once they have ended well.
+    """
+
+    # Most requests leave these as they are: what each has of its own is made when it is needed.
+    _ended: bool = False
+    _error: BaseException | None = None
+    _make: Callable[[], T] | None = None
+    _trace: TracebackType | None = None
+    _takes_stock: bool = False
+    _places: Sequence[Place] = ()
+    _callbacks: Sequence[Any] = ()
+    _result: T = None  # type: ignore[assignment]
+
+    def __init__(self, path: Path, operations: tuple[Operation, ...], make: Callable[[], T]) -> None:
+        self._lock = Lock()
+        self._path = path
+        self.operations = operations
+        self._make = make
+
+    def begin(self, account: Account | None) -> None:
+        """Take note of the operations that have ended at once; under the lock of the office. Those of the ``account`` learn of its end."""
+        self._account = account
+        for each in self.operations:
+            each.request = self
+        self.end()
+
+    def _made(self) -> T:
         make = self._make
         if make is not None:
             try:
@@ -186,47 +233,31 @@ class Request(Work[T], Generic[T]):
                 raise
         return self._result
 
-    def _ends_by(self, deadline: Deadline | None) -> bool:
-        self._check_process()
-        self._path.wait_for(self.operations, deadline)
-        return self._ended
 
-    def _expect_end(self) -> None:
-        """Let the office move it while this thread waits for several works."""
-        self._path.poll(self.operations)
+class Receiving(TaggedWork[Any]):
+    """A receive of one array into new memory or a plain NumPy array: what Python does of the handles that C makes, and that have all attributes.
 
-    def _wait_at(self, place: Place, works: Sequence[Work[Any]]) -> None:
-        """As for `Work`; the store learns which messages the thread waits for, if it waits for nothing else."""
-        office, pending = self._path.office, [each for each in works if not each._ended]
-        requests = [each for each in pending if isinstance(each, Request) and each._path.office is office]
-        if requests and len(requests) == len(pending):
-            self._path.wait_at(place, [operation for each in requests for operation in each.operations])
-        else:
-            place.wait(None)
+    Its operation is one that C makes when it is first asked for.
+    """
 
+    __slots__ = ()
 
-class Receiving(Request[Any]):
-    """A receive of one array into new memory or a plain NumPy array; C makes most of them, without `__init__`."""
-
-    def _finish(self, deadline: Deadline | None) -> Any:
-        if not self._ended or self._error is not None:
-            super()._finish(deadline)
+    def _made(self) -> Any:
         receive = self.operations[0]
         assert isinstance(receive, Receive)
         return receive.array
 
 
-class Sent(Request[None]):
-    """A send that ended when it began, ``_words`` in words; C makes it, without `__init__`."""
+class Sent(TaggedWork[None]):
+    """A send that ended when it began: what Python does of the handles that C makes, which have ``_path`` and ``_what``."""
+
+    __slots__ = ()
 
     _ended = True
-    operations: tuple[Operation, ...] = ()
+    _error = None
+    _takes_stock = False
     _lock = Lock()
-    _words: object
-
-    @property
-    def _what(self) -> str:  # type: ignore[override]
-        return str(self._words)
+    operations = ()
 
     @property
     def status(self) -> None:
@@ -235,6 +266,10 @@ class Sent(Request[None]):
     def cancel(self) -> bool:
         """As for `Work`."""
         return False
+
+    def remove_done_callback(self, callback: Callable[[Work[None]], object]) -> int:
+        """As for `Work`; none waits here."""
+        return 0
 
     def _finish(self, deadline: Deadline | None) -> None:
         pass
