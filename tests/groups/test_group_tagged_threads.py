@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worlds import must, on_threads
+from support.worlds import must, on_threads, thread_world
 
 import oneaccord as oa
 from oneaccord.api import Group, ThreadWorld
@@ -241,3 +241,41 @@ def test_two_threads_of_a_rank_exchange_while_a_third_waits_for_any():
             must(on_threads(half, 2))
 
     must(on_threads(body, 2))
+
+
+def test_memory_that_a_thread_reads_is_not_given_back_when_another_one_looks():
+    """What came last stays in the mailbox until the next look; while a thread of the rank is in the middle of reading it, there must be none."""
+
+    def program(group: Group) -> None:
+        sent = 1
+        if group.rank == 0:
+            group.send(0, 1, tag=1)
+            group.send(0, 1, tag=1)
+            group.barrier()
+            group.barrier()
+            while (work := group.send_async(sent, 1, tag=1))._ended:  # until there is no more room
+                sent += 1
+            group.barrier()
+            group.barrier()
+            time.sleep(0.1)  # the message would go by itself
+            ended = work._ended
+            group.barrier()
+            assert not ended
+            work.wait()
+            group.send(sent + 1, 1, tag=2)
+            return
+        group.barrier()
+        assert group.recv(0, tag=1) == group.recv(0, tag=1) == 0
+        group.barrier()
+        group.barrier()
+        office, looking = group._post.office, threading.Thread(target=group.iprobe, args=(0,))
+        with office.lock, office.entered("reading"):
+            looking.start()
+            looking.join(0.3)  # it has looked by then, and waits for the lock
+            group.barrier()
+            group.barrier()
+        looking.join()
+        last = int(group.recv(0, tag=2))
+        assert [int(group.recv(0, tag=1)) for _ in range(1, last)] == list(range(1, last))
+
+    must(thread_world(program, 2, "shm"))

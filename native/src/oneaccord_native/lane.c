@@ -230,15 +230,24 @@ void step_back(const Post *post) {
     if (failed) PyErr_WriteUnraisable(parts[OFFICE]);
 }
 
+/* What drives; NULL if that is not known. Borrowed: the office has it. */
+static PyObject *driver_of(const Post *post) {
+    PyObject *driver = PyObject_GetAttr(post->parts[OFFICE], post->parts[DRIVER]);
+    if (!driver) PyErr_Clear();
+    Py_XDECREF(driver);
+    return driver;
+}
+
+/* Whether no thread looks at what has come, which is in the mailbox until it is released. */
+bool is_still(const Post *post) { return post->parts[OFFICE] && !PySet_Size(post->parts[INSIDE]) && driver_of(post) == Py_None; }
+
 /* Whether the group may be used, and no thread is in the office. A thread of the office itself that is, drives and waits for messages, or moves nothing.
 
    What is asked last holds until Python runs again, as it may in whatever allocates (a collection of garbage) or calls it: another thread has its turn then. */
 bool is_free(const Post *post, bool begins) {
     PyObject *const *parts = post->parts;
     if (!parts[OFFICE] || !group_is_open(parts[CALLER]) || PySet_Size(parts[INSIDE])) return false;
-    PyObject *driver = PyObject_GetAttr(parts[OFFICE], parts[DRIVER]);
-    if (!driver) PyErr_Clear();
-    Py_XDECREF(driver);
+    PyObject *driver = driver_of(post);
     return driver == Py_None || (begins && driver && driver == parts[COURIER]);
 }
 

@@ -150,6 +150,7 @@ static bool may_look(Post *post, const Wanted *wanted, long *from, long *to) {
     for (int tries = 0; tries < 3; tries++) {
         for (long rank = *from; rank < *to; rank++) { /* which may wake the peer, in Python */
             Lane *lane = !post->parts[OFFICE] || rank == post->me ? NULL : lane_to(post, rank);
+            if (lane && !is_still(post)) return false;
             if (lane) lane->box->release(lane->box->mailbox);
         }
         if (!post->parts[OFFICE] || !group_is_open(post->parts[CALLER]) || !is_next(post, wanted) || !is_free(post, false)) return false;

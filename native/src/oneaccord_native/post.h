@@ -111,6 +111,8 @@ struct Request {
 bool is_none(PyObject *object, PyObject *name);
 /* Whether the group may be used, and no thread is in the office; if only a call is to `begin`, the courier may wait for messages. */
 bool is_free(const Post *post, bool begins);
+/* Whether no thread looks at what has come, so that it may be released. */
+bool is_still(const Post *post);
 /* The line to a rank; NULL if there is none yet. */
 Lane *lane_to(Post *post, long rank);
 /* Whether the line is idle, and waits for its next opening; -1 if it may be now, but other threads may have moved anything. */

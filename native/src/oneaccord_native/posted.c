@@ -296,6 +296,7 @@ static bool may_look(const Post *post, const Lane *lane) {
 
 /* Let messages that have come from a peer meet their receives, and no more once this one has ended, if one is given. */
 static Met meet_some(Post *post, Lane *lane, const Request *request) {
+    if (!is_still(post)) return UNUSUAL;
     lane->box->release(lane->box->mailbox); /* which may wake the peer, in Python */
     if (!may_look(post, lane)) return UNUSUAL;
     Met met = MET;
