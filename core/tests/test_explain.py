@@ -106,6 +106,15 @@ def test_what_differs_is_named(field: str, values: tuple[Any, Any]) -> None:
     ]
 
 
+def test_a_group_is_told_as_the_program_made_it() -> None:
+    one, other = (msgspec.structs.replace(call("reduce", 0, op=op, what=op), channel=42) for op in ("sum", "max"))
+    facts: dict[str, Any] = {"groups": {42: (0, 2)}, "names": {21: "group 21 (ranks 0, 2, made by split())"}}
+    lines = told(dump(0, [one], **facts), dump(2, [other], **facts))
+    assert "sum #0 of group 21 (ranks 0, 2, made by split())" in lines[2]
+    assert "The ranks differ in call #0 of group 21 (ranks 0, 2, made by split()), in the op:" in lines
+    assert "sum #0 of group 21, for" in told(dump(0, [one], groups={42: (0, 2)}))[2]  # of a version that wrote no names
+
+
 def test_another_order_is_told_apart_from_a_call_left_out() -> None:
     here = [call("barrier", 3, 1, 2), call("all_gather", 4, 3, 4), call("all_reduce", 5, 5)]
     swapped = [call("all_gather", 3, 1, 2), call("barrier", 4, 3, 4)]

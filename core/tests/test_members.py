@@ -45,6 +45,12 @@ def test_the_count_divides_the_ranks_into_whole_hosts_or_is_one(hosts: list[int]
         assert len(set(firsts)) == len(firsts)
 
 
+def test_a_group_in_words_says_its_ranks_and_how_it_was_made() -> None:
+    assert Members(0, (0, 1), 0, 1).name == "the group of all ranks"
+    assert Members(7, (2, 0), 1, 1, "made by split()").name == "group 7 (ranks 0, 2, made by split())"
+    assert Members(7, (1,), 0, 1).name == "group 7 (rank 1)"
+
+
 def test_a_group_has_two_channels_of_its_own() -> None:
     groups = [Members(number, (4, 2), 1, 1) for number in range(4)]
     assert [group.size for group in groups] == [2] * 4

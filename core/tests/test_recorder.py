@@ -158,6 +158,17 @@ def test_recorders_of_different_ranks_know_nothing_of_each_other() -> None:
     one.finish(moves)
 
 
+def test_a_group_keeps_its_name_after_it_was_closed() -> None:
+    recorder = FlightRecorder()
+    for number in range(1, 200):
+        recorder.counted.members[2 * number] = (0, 2)
+        recorder.counted.names[number] = f"group {number} (ranks 0, 2)"
+        recorder.finish(recorder.start(2 * number, 0, BARRIER))
+        recorder.forget(2 * number)
+        assert recorder.testify(2 * number, 0) == (True, f"barrier() #0 of group {number} (ranks 0, 2)")
+    assert len(recorder.counted.names) == 128  # and no more: programs make groups for days
+
+
 def test_a_short_call_is_told_while_it_runs_and_after_it_has_ended() -> None:
     recorder, counters = FlightRecorder(length=4), PythonCounters(2)
     counters.next = 7

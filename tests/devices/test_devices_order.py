@@ -107,7 +107,7 @@ def test_messages_of_known_kinds_in_another_order_are_found(gpus: FakeNccl) -> N
 
     outcomes = gpu_world(program, 2)
     assert all(isinstance(outcome, oa.CollectiveMismatchError) for outcome in outcomes), outcomes
-    assert "the first 4 messages from rank 0 to rank 1 of group 0 differ" in str(outcomes[0])
+    assert "the first 4 messages from rank 0 to rank 1 of the group of all ranks differ" in str(outcomes[0])
 
 
 def test_what_the_last_comparison_finds_is_told_to_every_rank(gpus: FakeNccl) -> None:

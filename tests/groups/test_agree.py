@@ -103,7 +103,7 @@ def test_who_does_not_come_is_named_on_all_who_wait_and_all_may_call_again() -> 
     assert (first[0], late) == (0, (0, None))
     assert first[1] == (
         2,
-        "agree #0 of group 0 did not end within 1 s: rank 2 did not come, and did not end either; every surviving member must call it",
+        "agree #0 of the group of all ranks did not end within 1 s: rank 2 did not come, and did not end either; every surviving member must call it",
     )
 
 

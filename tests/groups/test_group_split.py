@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -118,7 +119,7 @@ def test_a_closed_group_is_refused_and_its_parent_goes_on(world):
             sub.barrier()
         assert "closed" in repr(sub)
         for call in (sub.barrier, sub.barrier_async, lambda: sub.split(0), lambda: sub.subgroup([0])):
-            with pytest.raises(oa.ClosedError, match=r"group \d+ is closed"):
+            with pytest.raises(oa.ClosedError, match=r"^group \d+ \(ranks 0-1, made by split\(\)\) is closed"):
                 call()
         sub.close()
         group.barrier()
@@ -168,7 +169,32 @@ def test_a_mismatch_in_a_subgroup_ends_the_job_on_every_rank_and_names_ranks_of_
         assert "rank 1" in str(outcome)
         assert "rank 3" in str(outcome)
         assert "rank 0" not in str(outcome)
-        assert "of group " in str(outcome)
+        assert "(ranks 1, 3, made by subgroup())" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("make", "ranks", "made"),
+    [
+        (lambda group, _: group.split(group.rank % 2), "0, 2", "made by split()"),
+        (lambda group, _: group.subgroup([0, 3]), "0, 3", "made by subgroup()"),
+        (lambda group, _: group.split_hosts(), "0-3", "made by split_hosts()"),
+        (lambda group, _: group.shared(1).group, "0-3", "made by shared()"),
+        (lambda _, mesh: mesh.group("dp"), "0, 2", "along axis 'dp' of a mesh"),
+        (lambda _, mesh: mesh.submesh("tp", "dp").parent, "0-3", "along axes 'tp' and 'dp' of a mesh"),
+        (lambda _, mesh: mesh.submesh("tp").group(0), "0-1", "along axis 'tp' of a mesh"),
+    ],
+)
+def test_an_error_says_how_its_group_was_made(make, ranks, made):
+    def program(group: Group) -> None:
+        with oa.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
+            sub = make(group, mesh)
+            if group.rank == 0:
+                sub.barrier(timeout_s=0.2)
+            elif sub is not None:
+                sub.all_reduce(1.0)
+
+    words = rf"barrier\(\) #\d+ of group \d+ \(ranks {ranks}, {re.escape(made)}\)"
+    assert re.search(words, str(over_sockets(program, 4)[0]))
 
 
 def test_a_send_that_is_never_received_is_found_when_all_have_closed_the_group(world):
@@ -209,7 +235,7 @@ def test_a_rank_that_does_not_come_in_time_ends_the_job(world):
 
     for outcome in world.outcomes(program, 2):
         assert isinstance(outcome, oa.DeadlineError)
-        assert "split #1 of group 0" in str(outcome)
+        assert "split #1 of the group of all ranks" in str(outcome)
 
 
 def test_an_exception_that_leaves_a_group_ends_the_job(world):

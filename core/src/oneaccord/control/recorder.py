@@ -19,6 +19,9 @@ KEPT = 32
 _LONG = 4
 """Over all groups, this many times as many calls are kept that were not short."""
 
+_ENDED = 128
+"""The number of groups that have ended whose names are kept."""
+
 Short = tuple[int, int, object, float, float]
 """A short call: channel, sequence number, what it is, when it began, and when it ended; 0.0 while it runs."""
 
@@ -50,6 +53,8 @@ class Counted:
         Returns whether the end of a message with a tag, for which no thread may wait, calls a function of the program.
     members
         For each channel of a group, its ranks, as numbers of the world.
+    names
+        For each number of a group, the group in words; also of the last ones that have ended, whose calls are still kept.
     """
 
     def __init__(self) -> None:
@@ -60,6 +65,7 @@ class Counted:
         self.sends: dict[int, dict[int, Counters]] = {}
         self.receives: dict[int, dict[int, Counters]] = {}
         self.members: dict[int, tuple[int, ...]] = {}
+        self.names: dict[int, str] = {}
 
     def counters(self, channel: int | None = None) -> list[Counters]:
         """Return all counters, or those of a channel."""
@@ -75,6 +81,9 @@ class Counted:
         """Forget a channel."""
         for counts in (self.calls, self.sends, self.receives, self.tagged, self.members):
             counts.pop(channel, None)
+        ended = [number for number in self.names if 2 * number not in self.members]
+        for number in ended[:-_ENDED]:
+            del self.names[number]
 
     def progress(self) -> Progress:
         """Return how far the rank has come. In a job of threads the store may ask while this rank makes calls."""
@@ -107,6 +116,8 @@ class Record:
         The size of its array.
     members
         The ranks of an exchange.
+    group
+        The group in words, if that is known.
     quiet_until
         When the store may hear of the wait again.
     """
@@ -115,6 +126,7 @@ class Record:
         "call",
         "channel",
         "finished",
+        "group",
         "members",
         "nbytes",
         "quiet_until",
@@ -136,6 +148,7 @@ class Record:
         self.where: str = ""
         self.nbytes: int = 0
         self.members: Sequence[int] = ()
+        self.group: str = ""
         self.quiet_until: float = 0.0
 
     @property
@@ -166,19 +179,12 @@ class Record:
         return self.call.algorithm if isinstance(self.call, CallSignature) else ""
 
     def describe(self) -> str:
-        """Return the call in words, with its number and where it was made."""
+        """Return the call in words, with its number, its group, and where it was made."""
         where = f" at {self.where}" if self.where else ""
         if self.sequence < 0:
             return self.what + where
-        group = self.channel // 2
-        return f"{self.what} #{self.sequence}" + (f" of group {group}" if group else "") + where
-
-
-def _record(channel: int, sequence: int, call: CallSignature | object, started: float, finished: float) -> Record:
-    record = Record(channel, sequence, call, started)
-    record.finished = finished
-    record.thread = 0  # not known: short calls do not note it
-    return record
+        number = self.channel // 2
+        return f"{self.what} #{self.sequence}" + (f" of {self.group or f'group {number}'}" if number else "") + where
 
 
 class FlightRecorder:
@@ -227,6 +233,7 @@ class FlightRecorder:
         """
         record = Record(channel, sequence, call, self._now())
         record.nbytes = nbytes
+        record.group = self.counted.names.get(channel // 2, "")
         self._records.append(record)
         self._running.add(record)
         return record
@@ -300,9 +307,16 @@ class FlightRecorder:
     def records(self) -> list[Record]:
         """Return the calls that are kept, in the order in which they began."""
         shorts = [short for counters in self.counted.counters() for short in counters.short()]
-        records = [each if isinstance(each, Record) else _record(*each) for each in [*shorts, *list(self._records)]]
+        records = [each if isinstance(each, Record) else self._record(*each) for each in [*shorts, *list(self._records)]]
         records.sort(key=lambda record: record.started)  # a short call began before it became a record
         return records
+
+    def _record(self, channel: int, sequence: int, call: CallSignature | object, started: float, finished: float) -> Record:
+        record = Record(channel, sequence, call, started)
+        record.finished = finished
+        record.thread = 0  # not known: short calls do not note it
+        record.group = self.counted.names.get(channel // 2, "")
+        return record
 
     def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
         """Return whether this rank entered a call; and, in words, that call, or what the rank did last.

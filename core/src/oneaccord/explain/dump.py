@@ -134,6 +134,8 @@ class Dump(msgspec.Struct, frozen=True):
         Its last calls, in the order in which they began.
     places
         The lines at which the threads of its program are.
+    names
+        For each number of a group, the group in words.
     """
 
     format: int
@@ -153,6 +155,7 @@ class Dump(msgspec.Struct, frozen=True):
     progress: Progress
     calls: list[Call]
     places: list[Place]
+    names: dict[int, str] = {}
 
 
 def job_id(key: bytes) -> str:
@@ -211,6 +214,7 @@ def take(control: Control, job: str, reason: str, verdict: Verdict | None, home:
         control.counted.progress(),
         list(calls.values()),
         places,
+        dict(control.counted.names),
     )
 
 

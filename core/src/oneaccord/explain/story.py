@@ -122,21 +122,23 @@ def _position(job: Job, ranks: Mapping[int, _Rank], number: int) -> str:
         if rank.last is None:
             return f"in no call{line}; it made none before"
         ago = rank.dump.now - (rank.last.finished or rank.dump.now)
-        return f"in no call{line}; its last was {_named(rank.last)}, which ended {ago:.1f} s before"
+        return f"in no call{line}; its last was {_named(rank.last, rank.dump)}, which ended {ago:.1f} s before"
     texts = []
     for call in rank.running:
         waits_for = _awaited(job, ranks, number, call)
         waits = f", waiting for {show_ranks(waits_for)}" if waits_for else ""
-        texts.append(f"in {_named(call)}{f' at {call.place}' if call.place else ''}{_DURATION}{waits}")
+        texts.append(f"in {_named(call, rank.dump)}{f' at {call.place}' if call.place else ''}{_DURATION}{waits}")
     return "; and ".join(texts)
 
 
-def _named(call: Call) -> str:
-    """Return a call with its number and group: ``all_reduce(float32[4], op="sum") #7 of group 2``."""
-    if call.sequence < 0:
-        return call.what
-    group = call.channel // 2
-    return f"{call.what} #{call.sequence}" + (f" of group {group}" if group else "")
+def _named(call: Call, dump: Dump) -> str:
+    """Return a call with its number and group: ``barrier() #7 of group 2 (ranks 0, 2, made by split())``."""
+    return call.what if call.sequence < 0 else f"{call.what} #{call.sequence}{_of(call.channel, dump)}"
+
+
+def _of(channel: int, dump: Dump) -> str:
+    number = channel // 2
+    return f" of {dump.names.get(number, f'group {number}')}" if number else ""
 
 
 def _waits_of(rank: _Rank) -> list[Wait]:
@@ -188,8 +190,7 @@ def _differences(ranks: Mapping[int, _Rank]) -> list[str]:
 
 
 def _difference(ranks: Mapping[int, _Rank], channel: int, sequence: int, calls: Mapping[int, Call]) -> list[str]:
-    group = channel // 2
-    where = f"call #{sequence}" + (f" of group {group}" if group else "")
+    where = f"call #{sequence}{_of(channel, ranks[min(calls)].dump)}"
     names = [name for name in _FIELDS if len({repr(getattr(call, name)) for call in calls.values()}) > 1]
     # Another operation has other arguments, and another algorithm follows from all of these.
     told = ["operation"] if "operation" in names else [name for name in names if name != "algorithm"] or names
@@ -220,7 +221,9 @@ def _order(ranks: Mapping[int, _Rank], channel: int, sequence: int, most: Sequen
     for who, whom, what in ((few, most, there), (most, few, here)):
         if digest(whom[0], sequence + 1) == what and what is not None:
             left_out = ranks[whom[0]].made[channel, sequence]
-            return [f"  so {show_ranks(who)} left out {_named(left_out)}, or {show_ranks(whom)} made it one time too many"]
+            return [
+                f"  so {show_ranks(who)} left out {_named(left_out, ranks[whom[0]].dump)}, or {show_ranks(whom)} made it one time too many"
+            ]
     return []
 
 

@@ -224,7 +224,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         if self._is_closed:
             raise self._job.closed_error(operation="agree")
         members = self._members
-        name = f"agree #{self._agreements} of group {members.number}"
+        name = f"agree #{self._agreements} of {members.name}"
         agreed = self._job.control.recovery.agree(members.channel, name, number, self.ranks, deadline)
         self._agreements += 1
         return bool(agreed) if is_bool else agreed
@@ -262,8 +262,7 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         deadline = self._begin(settings.rendezvous_timeout_s if timeout_s is None else timeout_s)
         if self._members.number:
             raise UsageError(
-                f"shrink() was called on group {self._members.number}, made by split() or subgroup(): call it on the group of all ranks, "
-                "and divide the new one again"
+                f"shrink() was called on {self._members.name}: call it on the group of all ranks, and divide the new one again"
             )
         with self._closing:
             if not job.may_shrink_again:
@@ -320,20 +319,24 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
         UsageError
             ``color`` or ``key`` is no integer.
         """
+        return self._split(color, key, "made by split()", timeout_s)
+
+    def _split(self, color: int | None, key: int | None, made: str, timeout_s: float | None) -> Group | None:
+        """Divide the group; ``made`` says in errors how that was done."""
         card = write_card((integer(color, "color"), integer(key, "key") or 0))
         deadline = self._begin(timeout_s)
         self._check_open("split")
         # Counted last: a call that is refused must not change which calls of the ranks belong together.
         with self._counting:
             self._splits = count = self._splits + 1
-        name = f"split #{count} of group {self._members.number}"
+        name = f"split #{count} of {self._members.name}"
         cards, number = self._meet(name, card, self._members.ranks, deadline)
         wishes = self._job.read_cards(cards, tuple[int | None, int], name, self._members.ranks)
         if color is None:
             return None
         chosen = sorted((order, rank) for rank, (other, order) in enumerate(wishes) if other == color)
         place = sorted({other for other, _ in wishes if other is not None}).index(color)
-        return self._child(number + place, tuple(self._members.ranks[rank] for _, rank in chosen), deadline)
+        return self._child(number + place, tuple(self._members.ranks[rank] for _, rank in chosen), made, deadline)
 
     def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> Group | None:
         """Make a group of these ranks, in this order. All of them must call it; the other ranks may.
@@ -368,10 +371,10 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
             return None
         with self._counting:
             self._subgroups[chosen] = count = self._subgroups.get(chosen, 0) + 1
-        name = f"subgroup {list(chosen)} #{count} of group {self._members.number}"
+        name = f"subgroup {list(chosen)} #{count} of {self._members.name}"
         members = tuple(self._members.ranks[rank] for rank in chosen)
         _, number = self._meet(name, b"", members, deadline)
-        return self._child(number, members, deadline)
+        return self._child(number, members, "made by subgroup()", deadline)
 
     def _meet(self, name: str, card: bytes, members: tuple[int, ...], deadline: Deadline) -> tuple[list[bytes], int]:
         """Trade cards with the members of a group to be; return them, and a number that no other group has."""
@@ -381,9 +384,9 @@ class Group(GpuCalls, CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, Sh
             self._saw()
             raise
 
-    def _child(self, number: int, ranks: tuple[int, ...], deadline: Deadline) -> Group:
+    def _child(self, number: int, ranks: tuple[int, ...], made: str, deadline: Deadline) -> Group:
         hosts = [self._job.hosts[rank] for rank in ranks]
-        members = Members(number, ranks, ranks.index(self._job.rank), ranks_per_host(hosts))
+        members = Members(number, ranks, ranks.index(self._job.rank), ranks_per_host(hosts), made)
         try:
             channel = open_channel(self._job, members, deadline)
         except CommError:

@@ -86,7 +86,7 @@ class KeyValueStore:
         stores = self._job.part(_Stores)
         if group.world_size > 1:
             deadline = group._begin(timeout_s)
-            self._meet(f"key-value store #{stores.next(group)} of group {group._members.number}", deadline)
+            self._meet(f"key-value store #{stores.next(group)} of {group._members.name}", deadline)
         stores.add(self)
         self._job.control.on_failure(self._wake)
 

@@ -394,7 +394,9 @@ class DeviceMesh:
                 color = color * extent + coordinate
         for axis in axes:
             key = key * self.shape[axis] + self.coordinates[axis]
-        group = self.parent.split(color, key, timeout_s=timeout_s)
+        names = [repr(self.names[axis]) for axis in axes]
+        along = f"along {'axis' if len(names) == 1 else 'axes'} {' and '.join(names)} of a mesh"
+        group = self.parent._split(color, key, along, timeout_s)
         assert group is not None
         return group
 

@@ -59,12 +59,12 @@ class Whole(Protocol):
 
     def barrier(self, *, timeout_s: float | None = None) -> None: ...
     def close(self, *, timeout_s: float | None = None) -> None: ...
-    def split(self, color: int | None, key: int | None = None, *, timeout_s: float | None = None) -> Any: ...
+    def _split(self, color: int | None, key: int | None, made: str, timeout_s: float | None) -> Any: ...
     def _begin(self, timeout_s: float | None) -> Deadline: ...
     def _check_open(self, what: object = None) -> None: ...
     def _saw(self) -> None: ...
     def _meet(self, name: str, card: bytes, members: tuple[int, ...], deadline: Deadline) -> tuple[list[bytes], int]: ...
-    def _child(self, number: int, ranks: tuple[int, ...], deadline: Deadline) -> Any: ...
+    def _child(self, number: int, ranks: tuple[int, ...], made: str, deadline: Deadline) -> Any: ...
 
 
 G = TypeVar("G", bound=Whole)
@@ -271,7 +271,7 @@ class SharedCalls:
         except CommError:
             self._saw()
             raise
-        group: G = self.split(hosts.firsts[self.rank], timeout_s=timeout_s)
+        group: G = self._split(hosts.firsts[self.rank], None, "made by split_hosts()", timeout_s)
         return group
 
 
@@ -284,7 +284,7 @@ def begin_to_share(group: Whole, what: str, deadline: Deadline) -> Trade:
     def exchange(name: str, card: bytes) -> tuple[list[bytes], int]:
         return group._meet(name, card, group._members.ranks, deadline)
 
-    return Trade(exchange, f"{what} #{count} of group {group._members.number}")
+    return Trade(exchange, f"{what} #{count} of {group._members.name}")
 
 
 def hosts_of(group: Whole, trade: Trade) -> Hosts:
@@ -361,7 +361,7 @@ class _Making(Generic[G]):
                 self._file.close()
         place = sorted(self._parts).index(self._first)
         members = tuple(ranks[rank] for rank in self._ranks)
-        group: G = self._group._child(self._trade.number + place, members, self._deadline)
+        group: G = self._group._child(self._trade.number + place, members, "made by shared()", self._deadline)
         return SharedArray(memory, self._shape, self._dtype, group)
 
     def _offer(self, key: tuple[bytes, str, int]) -> _Offer:

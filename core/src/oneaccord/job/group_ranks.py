@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from oneaccord.common.ranks import show_ranks
+
 __all__ = ["Members", "ranks_per_host"]
 
 
@@ -23,6 +25,10 @@ class Members:
         This rank, counted in the group.
     ranks_per_host
         The number of neighbouring ranks that share a host, if that number is the same on all hosts; otherwise 1.
+    made
+        How the program made the group, alike on all its members: ``"made by split()"``.
+    name
+        The group in words, alike on all its members: ``"group 7 (ranks 0, 2, made by split())"``.
     size
         The number of ranks.
     channel
@@ -33,12 +39,21 @@ class Members:
     ranks: tuple[int, ...]
     rank: int
     ranks_per_host: int
+    made: str = ""
+    name: str = field(init=False, repr=False, compare=False)
     size: int = field(init=False, repr=False, compare=False)
     channel: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", _in_words(self.number, self.ranks, self.made))
         object.__setattr__(self, "size", len(self.ranks))
         object.__setattr__(self, "channel", 2 * self.number)
+
+
+@lru_cache(maxsize=64)
+def _in_words(number: int, ranks: tuple[int, ...], made: str) -> str:
+    # Remembered for the same reason as below.
+    return f"group {number} ({show_ranks(ranks)}{made and f', {made}'})" if number else "the group of all ranks"
 
 
 def ranks_per_host(hosts: Sequence[int]) -> int:

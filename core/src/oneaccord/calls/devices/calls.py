@@ -368,14 +368,14 @@ class Devices:
     def checkpoint(self) -> None:
         """Let the store compare what this rank has called with what the others have."""
         if self._count and not self._job.control.failed:
-            place = f"calls of group {self._members.number}"
+            place = f"calls of {self._members.name}"
             self._job.control.checkpoint(place, self._count, _as_bytes(self._digest), self._members.ranks)
 
     def _compare_messages(self, source: int, dest: int, flow: _Flow) -> None:
         """Let the store compare the messages from one rank to another, as both of them know them."""
         if not self._job.control.failed:
             ranks = self._members.ranks
-            place = f"messages from rank {ranks[source]} to rank {ranks[dest]} of group {self._members.number}"
+            place = f"messages from rank {ranks[source]} to rank {ranks[dest]} of {self._members.name}"
             self._job.control.checkpoint(place, flow.count, _as_bytes(flow.digest), [ranks[source], ranks[dest]])
 
     def follow(self, followed: Followed) -> None:
@@ -437,7 +437,7 @@ class Devices:
         signature, ranks, sequence = call.signature(device=_where(place)), self._members.ranks, self.call_sequence.next + ahead
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
         card = signature.digest + _as_bytes(self._digest)
-        name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
+        name = f"{signature.operation} #{sequence} of {self._members.name} on GPUs"
         cards, _ = exchange_cards(self._job, self._members, name, card, ranks, deadline, (signature, sequence))
         other = next((rank for rank, theirs in zip(ranks, cards, strict=True) if theirs != card), None)
         if other is not None:
@@ -469,7 +469,7 @@ class Devices:
         if (array.dtype, array.size) in flow.kinds and not self._always:
             return None
         ranks = self._members.ranks
-        name = f"message #{flow.count} from rank {ranks[source]} to rank {ranks[dest]} of group {self._members.number} on GPUs"
+        name = f"message #{flow.count} from rank {ranks[source]} to rank {ranks[dest]} of {self._members.name} on GPUs"
         card = f"{array.dtype}[{array.size}]".encode()
         self._job.control.give_card(name, card, [ranks[source], ranks[dest]])
         return name, card

@@ -29,7 +29,7 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
         return None
 
     def exchange(name: str, card: bytes) -> list[bytes]:
-        return exchange_cards(job, members, f"{name} for the GPUs of group {members.number}", card, members.ranks, deadline)[0]
+        return exchange_cards(job, members, f"{name} for the GPUs of {members.name}", card, members.ranks, deadline)[0]
 
     ranks = list(members.ranks)
     try:
@@ -39,21 +39,19 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
         )
     except DeviceFailure as failure:
         kind, peer = ("lost", None) if failure.is_remote else ("aborted", job.rank)
-        text = f"rank {job.rank} cannot open the GPUs of group {members.number}: {failure.reason}"
+        text = f"rank {job.rank} cannot open the GPUs of {members.name}: {failure.reason}"
         raise job.fail(Report(kind, text, peer, members=ranks)) from failure
     except Damaged as damaged:
         peer = members.ranks[damaged.peer]
-        text = (
-            f"rank {peer} sent a message that oneaccord cannot read, for the GPUs of group {members.number}: {damaged.reason}"
-        )
+        text = f"rank {peer} sent a message that oneaccord cannot read, for the GPUs of {members.name}: {damaged.reason}"
         raise job.fail(Report("protocol", text, peer, members=ranks)) from None
     except TimeoutError as error:
-        text = f"the GPUs of group {members.number} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
+        text = f"the GPUs of {members.name} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
         raise job.fail(Report("deadline", text, None, "init", members.channel, -1, ranks)) from None
     except CommError:
         raise
     except BaseException as error:
-        text = f"rank {job.rank} broke off opening the GPUs of group {members.number} with {type(error).__name__}: {safe_str(error)}"
+        text = f"rank {job.rank} broke off opening the GPUs of {members.name} with {type(error).__name__}: {safe_str(error)}"
         job.fail(Report("aborted", text, job.rank, members=ranks))  # or the others would wait for it
         raise
     job.device_channels.append(channel)

@@ -160,7 +160,7 @@ class Registered:
         channel = self._channel
         assert channel is not None
         call = signature, sequence
-        name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
+        name = f"{signature.operation} #{sequence} of {self._members.name} on GPUs"
         while self._dropped:
             self._unused.add(self._dropped.popleft())
         unused = sorted(number for number in self._unused if not channel.is_captured(self._known[number]))

@@ -187,7 +187,7 @@ class HostPath:
         sequence = call_sequence.next
         call_sequence.check(what, sequence)
         signature = CallSignature(what, part="meeting")
-        name = f"{what} #{sequence} of group {members.number}"
+        name = f"{what} #{sequence} of {members.name}"
         cards, _ = exchange_cards(
             self._job, members, name, alike.encode() + b"\0" + card, members.ranks, deadline, (signature, sequence)
         )

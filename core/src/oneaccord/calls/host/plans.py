@@ -232,7 +232,7 @@ class Plans:
         self.made[request] = made
         if _log.isEnabledFor(logging.DEBUG):
             why = choice.reason if native is None else "a plugin performs it"
-            _log.debug("rank %d of group %d: %s by %s: %s", rank, members.number, signature.describe(), carrier, why)
+            _log.debug("rank %d of %s: %s by %s: %s", rank, members.name, signature.describe(), carrier, why)
         return made
 
 

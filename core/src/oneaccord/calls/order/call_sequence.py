@@ -147,6 +147,7 @@ class CallSequence(Turns):
         weakref.finalize(self, job.closed_groups.discard, members.number).atexit = False
         job.control.counted.calls[members.channel] = counters
         job.control.counted.members[members.channel] = tuple(members.ranks)
+        job.control.counted.names[members.number] = members.name
 
     @property
     def next(self) -> int:
@@ -188,7 +189,7 @@ class CallSequence(Turns):
         if job.closed:
             raise job.closed_error(operation=name, sequence=sequence)
         if self._number in job.closed_groups:
-            text = f"group {self._number} is closed; make another one with split() or subgroup()"
+            text = f"{self._members.name} is closed; make another one with split() or subgroup()"
             raise ClosedError(text, rank=job.rank, operation=name, sequence=sequence)
         raise self._control.error(name, sequence)
 
