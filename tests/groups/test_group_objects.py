@@ -328,7 +328,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "it holds Python objects",
     ),
     "array of text": ((np.array("a"),), "obj[0], a NumPy array", "it holds text"),
-    "array of times": (np.zeros(2, "M8[s]"), "obj, a NumPy array", 'send x.view("int64")'),
+    "array of times": (np.zeros(2, "M8[s]"), "obj, a NumPy array", 'send x.astype("int64")'),
     "array of records": (np.zeros(2, "i4,U2"), "obj, a NumPy array", "send its fields one by one"),
     "array of many fields": (np.zeros(2, [(f"field {n}", "i4") for n in range(40)]), "obj, a NumPy array", "x.view(np.uint8)"),
     "array in another order": (np.zeros(2, np.dtype("f8").newbyteorder()), "obj, a NumPy array", "newbyteorder"),

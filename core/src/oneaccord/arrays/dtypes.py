@@ -134,20 +134,21 @@ def check_dtype(dtype: np.dtype[Any]) -> int:
     if dtype.hasobject:
         reason = (
             "it holds Python objects, and oneaccord never pickles; send_object(), broadcast_object() and their kin "
-            "take numbers, text, lists and dicts"
+            "take numbers, text, lists and dicts, and an array as x.tolist()"
         )
-    elif not dtype.isnative:
+    elif not dtype.isnative and dtype_code(dtype.newbyteorder("=")):
         reason = 'its byte order is not this machine\'s; use x.astype(x.dtype.newbyteorder("="))'
     elif dtype.names is not None:
         reason = (
-            "every field of a structured dtype must have a numeric dtype, or be an array of one; send its fields one by one"
+            "every field of a structured dtype must have a numeric dtype, or be an array of one; send its fields one by one, "
+            "or x.tolist() with send_object(), broadcast_object() or their kin"
         )
     elif dtype.kind in "mM":
-        reason = 'times cannot be sent as they are; send x.view("int64")'
+        reason = 'times cannot be sent as they are; send x.astype("int64")'
     elif dtype.kind in "US":
-        reason = "it holds text; send it with broadcast_object() or send_object()"
+        reason = "it holds text; send it with send_object(), broadcast_object() or their kin, an array as x.tolist()"
     else:
-        reason = "it is not one of NumPy's numeric dtypes"
+        reason = 'it is not one of NumPy\'s numeric dtypes; send its bytes, x.view("uint8")'
     raise DTypeError(f"an array of dtype {dtype} cannot travel between ranks: {reason}")
 
 

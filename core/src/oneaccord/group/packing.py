@@ -244,6 +244,8 @@ def _problem(value: object, error: Exception) -> str:
     kind = _type_name(type(value))
     if isinstance(value, complex | np.complexfloating):
         return f"a {kind}: give its parts, [z.real, z.imag]"
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return f'a {kind}, which no Python number equals: give x.astype("int64")'
     if isinstance(value, np.generic):
         return f"a {kind}, which no Python number equals: convert it with float(x)"
     if not isinstance(error, TypeError):

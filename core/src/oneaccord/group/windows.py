@@ -110,9 +110,7 @@ def _brought(array: Any, dtype: Any) -> tuple[Array | None, tuple[int, ...], _Br
     if dtype is not None and (found := named_dtype(dtype)) != array.dtype:
         raise DTypeError(f"dtype={found} was given with an array of {array.dtype}: leave the dtype out, or convert the array")
     if not array.flags.c_contiguous or not array.flags.writeable:
-        raise LayoutError(
-            "the array of a window must be C-contiguous and writable: give np.ascontiguousarray(x), and use win.local"
-        )
+        raise LayoutError("the array of a window must be C-contiguous and writable: give x.copy(), and use win.local")
     return array, array.shape, _Brought(array.size, check_dtype(array.dtype), fields_of(array.dtype), is_own=True)
 
 
