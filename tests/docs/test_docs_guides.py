@@ -68,3 +68,18 @@ def test_a_guide_does_what_it_shows(blocks: list[tuple[str, str]], tmp_path: Pat
             assert doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS), f"{command}\n{done.stdout}{done.stderr}"
             ran += 1
     assert ran
+
+
+def test_a_page_installs_the_plugins_that_it_shows() -> None:
+    root = GUIDES.parents[1]
+    ours = {path.parent.name for path in (*root.glob("plugins/*/pyproject.toml"), *root.glob("*/pyproject.toml"))}
+    missing = []
+    for path in sorted((*GUIDES.glob("*.md"), *(GUIDES.parent / "start").glob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        backends = re.findall(r"--backend[ =](\w+)", text)
+        needed = ours & {*backends, *re.findall(r"^(?:import|from) oneaccord_(\w+)", text, re.MULTILINE)}
+        for line in re.findall(r"^.*pip install .*(?:\./|oneaccord\[).*$", text, re.MULTILINE):
+            extras = ",".join(re.findall(r"oneaccord\[([\w,]+)\]", line)).split(",")
+            lacks = needed - {*extras, *re.findall(r"\./(?:plugins/)?(\w+)", line)}
+            missing += [f"{path.name}: {', '.join(sorted(lacks))} in {line.strip()}"] if lacks else []
+    assert missing == []
