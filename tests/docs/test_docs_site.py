@@ -110,13 +110,20 @@ def test_search_leads_to_a_page_in_two_clicks(page: Any, words: str, title: str)
         ("hang", "guides/debugging-a-hang"),
         ("docker", "guides/deploying"),
         # In whole sentences, and in words that no title has.
-        ("how do I send a dict", "guides/groups"),
+        ("how do I send a dict", "guides/objects"),
         ("gather arrays of different lengths", "guides/groups"),
         ("which port", "faq"),
         ("kill -9", "guides/debugging"),
         ("mixed precision", "guides/training"),
         ("parameter sweep", "guides/launch-from-python"),
         ("Unknown backend type oneaccord", "guides/torch"),
+        # Of the first program.
+        ("broadcast numpy array", "guides/groups"),
+        ("send numpy array", "guides/groups"),
+        ("sum over processes", "start/tutorial"),
+        ("average gradients", "guides/training"),
+        ("rank number", "start/tutorial"),
+        ("how many processes", "start/tutorial"),
     ],
 )
 def test_a_newcomers_words_lead_to_the_page_in_three_results(browser: Any, words: str, page_found: str) -> None:
