@@ -190,7 +190,7 @@ class Arguments:
             )
 
 
-def tag_number(tag: object, what: str = "tag") -> int:
+def tag_number(tag: object) -> int:
     """Return the tag of a message.
 
     Raises
@@ -200,7 +200,7 @@ def tag_number(tag: object, what: str = "tag") -> int:
     """
     number = whole(tag)
     if number is None or not 0 <= number <= LARGEST_TAG:
-        raise UsageError(f"{what} must be an integer from 0 to {LARGEST_TAG}, not {tag!r}")
+        raise UsageError(f"tag must be an integer from 0 to {LARGEST_TAG}, not {tag!r}")
     return number
 
 

@@ -29,7 +29,7 @@ from oneaccord.errors import DeadlineError, OneAccordError, RendezvousError, Usa
 from oneaccord.local.failure import Ended, Failure, conclude
 from oneaccord.local.groups import signals_as_bytes
 from oneaccord.local.launching import Launch
-from oneaccord.local.output import Screen, screens
+from oneaccord.local.output import screens
 from oneaccord.local.stdin import ALL
 
 __all__ = ["ALLOCATE_S", "Share", "how_ended", "passed_on", "raise_refused", "run_on_hosts", "share_out", "start_agent"]
@@ -105,8 +105,6 @@ def run_on_hosts(
     backend: str | None = None,
     config: str | None = None,
     variables: Mapping[str, str] | None = None,
-    shown: tuple[Screen, Screen] | None = None,
-    deadline: Deadline | None = None,
 ) -> int:
     """Run a program as ranks on the hosts of a launcher, and wait for its end.
 
@@ -122,10 +120,6 @@ def run_on_hosts(
         As for `oneaccord.init`, on the ranks. A configuration file must lie on the hosts too.
     variables
         Variables for the ranks, besides those of `passed_on`.
-    shown
-        What shows standard output and standard error; by default the files 1 and 2.
-    deadline
-        Until when the launcher must have given the hosts; by default within a day.
 
     Returns
     -------
@@ -143,8 +137,8 @@ def run_on_hosts(
         The hosts did not get ready in time.
     """
     try:
-        shares = share_out(launcher.allocate(ask, deadline or Deadline(ALLOCATE_S)), ask)
-        with _Driver(launcher, shares, job, shown or screens(1, 2)) as driver:
+        shares = share_out(launcher.allocate(ask, Deadline(ALLOCATE_S)), ask)
+        with _Driver(launcher, shares, job) as driver:
             driver.start(backend, config, {**passed_on(), **(variables or {})})
             return driver.wait()
     finally:
@@ -235,11 +229,11 @@ class _Agent:
 class _Driver:
     """The agents of a job, from their start to their end."""
 
-    def __init__(self, launcher: HostLauncher, shares: Sequence[Share], job: Launch, shown: tuple[Screen, Screen]) -> None:
+    def __init__(self, launcher: HostLauncher, shares: Sequence[Share], job: Launch) -> None:
         self._launcher = launcher
         self._shares = shares
         self._job = job
-        self._screens = shown
+        self._screens = screens(1, 2)
         self._may_go_on = job.keep_going or job.is_elastic
         self._agents: list[_Agent] = []
         self._open_line: dict[int, _Agent] = {}

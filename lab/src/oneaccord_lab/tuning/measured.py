@@ -15,14 +15,12 @@ from oneaccord_lab.tuning.ranges import Kind, kinds, losses, ranges
 __all__ = ["measured_rules"]
 
 _TOLERANCE = 0.05
-"""Differences below it are taken for noise."""
+"""A loss that is taken for noise, and for the sake of fewer rows: 0.05 is a time 5 % above the best."""
 _LATENCY_BYTES = 4096
 """Below it, all sizes take the same time: a row for such a call also serves smaller ones."""
 
 
-def measured_rules(
-    points: Iterable[Point], world_size: int, hosts: int, algorithms: Collection[Algorithm], tolerance: float = _TOLERANCE
-) -> list[Rule]:
+def measured_rules(points: Iterable[Point], world_size: int, hosts: int, algorithms: Collection[Algorithm]) -> list[Rule]:
     """Return the rows that make a selector take the fastest algorithm, in the measured world and from the least measured size to the greatest.
 
     Parameters
@@ -33,8 +31,6 @@ def measured_rules(
         The number of ranks, and of the hosts that they were on.
     algorithms
         The meaning of the names in ``points``.
-    tolerance
-        The loss that is taken for the sake of fewer rows: 0.05 is a time 5 % above the best.
 
     Returns
     -------
@@ -52,7 +48,7 @@ def measured_rules(
         ordered = sorted(some, key=lambda point: point.nbytes)
         everyone = {name: known[collective, name] for name in ordered[0].times}
         for kind in kinds(collective, everyone):
-            rules += _rows(collective, ordered, kind, world_size, hosts, tolerance)
+            rules += _rows(collective, ordered, kind, world_size, hosts)
     return rules
 
 
@@ -62,10 +58,9 @@ def _rows(
     kind: Kind,
     world_size: int,
     hosts: int,
-    tolerance: float,
 ) -> list[Rule]:
     times = [{name: seconds for name, seconds in point.times.items() if name in kind.names} for point in points]
-    found = ranges([losses(each) for each in times], tolerance)
+    found = ranges([losses(each) for each in times], _TOLERANCE)
     assert found is not None  # the best of each size loses nothing
     smallest = points[0].nbytes
     rows = []
