@@ -128,6 +128,7 @@ def load(app: Any, _page: str, _template: str, context: dict[str, Any], _tree: A
     if 'class="curves"' in context.get("body", ""):
         app.add_css_file("pictures.css")
         app.add_js_file("curves-data.js", loading_method="defer")
+        app.add_js_file("draw.js", loading_method="defer")
         app.add_js_file("curves.js", loading_method="defer")
 
 

@@ -146,6 +146,7 @@ def place(app: Any, tree: Any) -> None:
 def load(app: Any, _page: str, _template: str, context: dict[str, Any], _tree: Any) -> None:
     """Load the script on pages that have a player."""
     if 'class="player"' in context.get("body", ""):
+        app.add_js_file("draw.js", loading_method="defer")
         app.add_js_file("player.js", loading_method="defer")
         app.add_css_file("pictures.css")
 

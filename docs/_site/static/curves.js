@@ -4,19 +4,7 @@
   const { sizes, hosts, worlds } = window.oneaccordCurves;
   const HIGH = 340;
   const EDGE = { left: 58, right: 22, top: 12, bottom: 44 };
-  const node = (name, attributes = {}, ...children) => {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  };
-  const shape = (parent, name, attributes = {}, text = "") => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.textContent = text;
-    parent.append(made);
-    return made;
-  };
+  const { node, shape } = window.oneaccordDraw;
   const time = (seconds) => {
     const [unit, factor] = seconds < 1e-3 ? ["us", 1e6] : seconds < 1 ? ["ms", 1e3] : ["s", 1];
     return `${Number((seconds * factor).toPrecision(3))} ${unit}`;

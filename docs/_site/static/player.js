@@ -7,19 +7,7 @@
   const players = new Map();
   let active = null; // the one that plays: two at once would only distract
 
-  const node = (name, attributes = {}, ...children) => {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  };
-  const shape = (parent, name, attributes = {}, text = "") => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.textContent = text;
-    parent.append(made);
-    return made;
-  };
+  const { node, shape } = window.oneaccordDraw;
   const icon = (path) => {
     const made = node("span", { "aria-hidden": "true" });
     shape(shape(made, "svg", { viewBox: "0 0 16 16", width: 16, height: 16 }), "path", { d: path, fill: "currentColor" });
