@@ -113,7 +113,7 @@ test-peers-faults: venv-dev
 # What pip does not bring is skipped, with the reason: Slurm (as root, after apt-get install slurm-wlm munge) and sshd.
 test-engines:
 	@$(PYTHON) tools/make_venv.py requirements-engines.txt .venv-engines
-	.venv-engines/bin/python -m pytest -m engines plugins tests/engines $(PYTEST_ARGS)
+	.venv-engines/bin/python -m pytest -m engines plugins $(PYTEST_ARGS)
 
 test-docs-site: docs
 	.venv-docs/bin/python -m pytest -m site tests/docs/test_docs_site.py tests/docs/test_docs_site_pictures.py $(PYTEST_ARGS)

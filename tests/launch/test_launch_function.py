@@ -268,6 +268,7 @@ def test_launch_program_that_ends_leaves_no_rank(tmp_path: Path, watch: Watch) -
         ({"n": 2, "backend": "simulated"}, oa.UsageError, "starts its ranks itself"),
         ({"n": 2, "args": [threading.Lock()]}, oa.UsageError, "cannot be"),
         ({"n": 2, "function": 5}, oa.UsageError, "callable"),
+        ({"n": 2, "kwargs": 5}, oa.UsageError, "kwargs must be a mapping"),
     ],
 )
 def test_launch_argument_that_cannot_be_is_refused(given: dict[str, object], error: type[Exception], words: str) -> None:
