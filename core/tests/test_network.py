@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.loops import loop
 from support.waiting import PATIENCE_S
 from support.worlds import on_threads
 
@@ -43,6 +44,8 @@ from oneaccord.net.loop import Loop
 from oneaccord.net.network import Listener, bind, dial, show_address
 from oneaccord.net.proven import ProvenSocket
 
+__all__ = ["loop"]
+
 SECRET = b"the secret of the tests"
 CREDENTIALS = Credentials(SECRET)
 HELLO = b"hello".ljust(HELLO_BYTES, b"\0")
@@ -54,15 +57,6 @@ def receive(sock: socket.socket, count: int) -> bytes:
     while len(data) < count and (piece := sock.recv(count - len(data))):
         data += piece
     return data
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    crashes: list[Exception] = []
-    loop = Loop("the loop of the tests", crashes.append)
-    yield loop
-    loop.stop()
-    assert crashes == []
 
 
 class Door:

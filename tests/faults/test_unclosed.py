@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.loops import loop
 from support.waiting import PATIENCE_S, until
 from support.worlds import held_port, over_sockets
 
@@ -40,6 +41,8 @@ from oneaccord.net.proven import ProvenSocket
 from oneaccord.net.tls import Tls, TlsHandshake
 from oneaccord_tcp.backend import TcpBackend
 
+__all__ = ["loop"]
+
 NO_SECRET = Credentials(b"")
 
 
@@ -52,15 +55,6 @@ def all_closed() -> Iterator[None]:
         yield
         gc.collect()
     assert [str(warning.message) for warning in told if warning.category is ResourceWarning] == []
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    crashes: list[Exception] = []
-    loop = Loop("the loop of the tests", crashes.append)
-    yield loop
-    loop.stop()
-    assert crashes == []
 
 
 class JoinAddress:

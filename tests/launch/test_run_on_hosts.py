@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import host_launcher_here, preloaded
-from support.on_hosts import ADDS, LOOPS, WAIT_S, Runner, await_gone, holders
+from support.on_hosts import ADDS, ELASTIC, LOOPS, WAIT_S, Runner, await_gone, holders
 
 A, B = "127.0.0.5", "127.0.0.6"
 
@@ -280,26 +280,6 @@ def test_hosts_two_jobs_at_once(here: Runner) -> None:
     for job in jobs:
         code, out, _ = job.finish()
         assert (code, sorted(out.splitlines())) == (0, [f"[{rank}] rank {rank} is done" for rank in range(3)])
-
-
-ELASTIC = """
-import os, signal, sys
-from pathlib import Path
-import numpy as np
-import oneaccord as oa
-
-@oa.elastic(state=lambda: {"step": 0})
-def train(group, generation, state):
-    while state["step"] < 40:
-        group.all_reduce(np.ones(4))
-        state["step"] += 1
-        state.commit()
-        if state["step"] == 20 and generation == 0 and group.rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return generation, group.world_size
-
-print(*train())
-"""
 
 
 def test_hosts_killed_rank_is_replaced(here: Runner) -> None:

@@ -10,12 +10,13 @@ import queue
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cryptography import x509
+from support.loops import loop
 from support.waiting import PATIENCE_S
 from support.worlds import free_port, on_threads
 
@@ -30,6 +31,8 @@ from oneaccord.net.network import Listener, bind, dial
 from oneaccord.net.proven import ProvenSocket
 from oneaccord.net.tls import Tls
 from oneaccord_tcp.backend import _HELLO, _LINK
+
+__all__ = ["loop"]
 
 YEAR = dt.timedelta(days=365)
 ELSEWHERE = "127.0.0.2"
@@ -61,15 +64,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for host, files in made(named, YEAR, authority).items():
         put(folder / host, files)
     return folder
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    crashes: list[Exception] = []
-    loop = Loop("the loop of the tests", crashes.append)
-    yield loop
-    loop.stop()
-    assert crashes == []
 
 
 class Connecting:

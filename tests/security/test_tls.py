@@ -11,20 +11,21 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from security.test_certificates import certs
 from security.test_wire_tampering import LINK, PROGRAM
 from support.active_proxy import MEANS, VIA_PROXY, Tampering, active_proxy
 from support.fault_tools import Nursery
+from support.loops import loop
 from support.worlds import free_port, on_threads
 
 import oneaccord as oa
 from oneaccord.cli.certs import made, new_authority
-from oneaccord.cli.main import main
 from oneaccord.config.resolve import Resolved
 from oneaccord.contract.deadline import Deadline
 from oneaccord.contract.seal import Seal
@@ -36,15 +37,9 @@ from oneaccord.net.network import Listener, bind, dial
 from oneaccord.net.proven import ProvenSocket
 from oneaccord.net.tls import Tls, TlsHandshake
 
+__all__ = ["loop"]
+
 MARKER = b"a text that nobody else shall read"
-
-
-def certs(*words: object) -> object:
-    """Make certificates by the command; return its exit code."""
-    try:
-        return main(["certs", *map(str, words)])
-    except SystemExit as left:
-        return left.code
 
 
 @pytest.fixture(scope="module")
@@ -255,15 +250,6 @@ class Between:
         self._thread.join(30)
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    crashes: list[Exception] = []
-    loop = Loop("the loop of the tests", crashes.append)
-    yield loop
-    loop.stop()
-    assert crashes == []
-
-
 def test_a_certificate_without_the_secret_is_no_good_on_the_path(folder: Path, loop: Loop) -> None:
     credentials = Credentials(b"secret", Tls(folder / "hosts" / "node1"))
     came: list[object] = []
@@ -326,7 +312,3 @@ def test_certificates_are_never_overwritten(folder: Path, capsys: pytest.Capture
         assert certs(folder / words[0], *words[1:]) == 2
         assert told in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()} == before
-
-
-def test_keys_are_for_their_owner_alone(folder: Path) -> None:
-    assert {path.stat().st_mode & 0o777 for path in folder.rglob("tls.key")} == {0o600}

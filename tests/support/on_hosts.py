@@ -14,7 +14,7 @@ from typing import Any
 from support import preloaded
 from support.launch_tools import environment
 
-__all__ = ["ADDS", "LOOPS", "WAIT_S", "Job", "Runner", "await_gone", "holders", "is_alive"]
+__all__ = ["ADDS", "ELASTIC", "LOOPS", "WAIT_S", "Job", "Runner", "await_gone", "holders", "is_alive"]
 
 WAIT_S = 60.0
 
@@ -26,6 +26,25 @@ import oneaccord as oa
 with oa.init(timeout_s=60) as group:
     total = int(group.all_reduce(np.array([group.rank + 1]))[0])
     print(f"rank {group.rank} of {group.world_size} is {os.environ['LOCAL_RANK']} on {os.environ['GROUP_RANK']}: {total} {sys.argv[1:]}")
+"""
+
+ELASTIC = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import oneaccord as oa
+
+@oa.elastic(state=lambda: {"step": 0})
+def train(group, generation, state):
+    while state["step"] < 40:
+        group.all_reduce(np.ones(4))
+        state["step"] += 1
+        state.commit()
+        if state["step"] == 20 and generation == 0 and group.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return generation, group.world_size
+
+print(*train())
 """
 
 LOOPS = """

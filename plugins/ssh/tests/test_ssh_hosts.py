@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.on_hosts import ADDS, LOOPS, Runner, await_gone, holders
+from support.on_hosts import ADDS, ELASTIC, LOOPS, Runner, await_gone, holders
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(150)]
 
@@ -97,24 +97,7 @@ def test_ssh_two_jobs_at_once(on_ssh: Runner) -> None:
 
 
 def test_ssh_killed_rank_is_replaced(on_ssh: Runner) -> None:
-    program = """
-    import os, signal
-    import numpy as np
-    import oneaccord as oa
-
-    @oa.elastic(state=lambda: {"step": 0})
-    def train(group, generation, state):
-        while state["step"] < 40:
-            group.all_reduce(np.ones(4))
-            state["step"] += 1
-            state.commit()
-            if state["step"] == 20 and generation == 0 and group.rank == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return generation, group.world_size
-
-    print(*train())
-    """
-    code, out, err = on_ssh.run(program, words=["--max-restarts", "1"])
+    code, out, err = on_ssh.run(ELASTIC, words=["--max-restarts", "1"])
     assert code == 0, err
     assert sorted(out.splitlines()) == [f"[{rank}] 1 4" for rank in range(4)]
 
