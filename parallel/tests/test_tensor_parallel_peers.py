@@ -63,24 +63,6 @@ def test_the_pairs_have_their_gradients_in_torch():
         assert gradient == [[4.0, 4.0]] * 2
 
 
-def test_a_second_derivative_is_refused():
-    import torch
-
-    def program(group):
-        x = torch.ones(2, requires_grad=True)
-        (gradient,) = torch.autograd.grad((tp.copy_to(x, group) ** 2).sum(), x, create_graph=True)
-        with pytest.raises(UnsupportedError, match="no second derivative"):
-            gradient.sum().backward()
-
-        # What a gradient depends on may be a weight alone, of which autograd's own check knows nothing.
-        w = torch.ones(2, 3, requires_grad=True)
-        (gradient,) = torch.autograd.grad(tp.column_linear(x[None], w, None, group).sum(), x, create_graph=True)
-        with pytest.raises(UnsupportedError, match="no second derivative"):
-            gradient.square().sum().backward()
-
-    run(program, 2)
-
-
 def test_autograd_keeps_what_a_layer_needs():
     """What is saved goes through torch's hooks, as for the recomputation of activations, and a change of it is found."""
     import torch

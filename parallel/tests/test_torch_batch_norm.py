@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import oneaccord_parallel as mp
-from oneaccord.errors import UnsupportedError, UsageError
+from oneaccord.errors import UsageError
 from oneaccord_simulated import run
 
 pytestmark = pytest.mark.peers
@@ -131,19 +131,6 @@ def test_what_was_written_to_since_the_forward_pass_is_an_error():
             y.sum().backward()
 
     run(program, 1)
-
-
-def test_a_second_derivative_is_refused():
-    import torch
-
-    def program(group):
-        layer = mp.torch.SyncBatchNorm(2, group)
-        x = torch.arange(6.0).reshape(3, 2).requires_grad_()
-        (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-        with pytest.raises(UnsupportedError, match="no second derivative"):
-            gradient.square().sum().backward()
-
-    run(program, 2)
 
 
 def test_two_passes_forward_may_come_before_two_backward():

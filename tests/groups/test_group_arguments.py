@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from fractions import Fraction
 from functools import partial
 
@@ -295,17 +294,6 @@ def test_a_refusal_on_one_rank_alone_leaves_the_others_waiting_for_it_and_no_har
         return int(group.all_reduce(np.ones(3))[0])
 
     assert world(program, SIZE) == [SIZE] * SIZE
-
-
-def test_errors_survive_pickling(world):
-    def program(group: Group) -> None:
-        with pytest.raises(oa.SelfSendError) as caught:
-            group.send(1, group.rank)
-        copy = pickle.loads(pickle.dumps(caught.value))
-        assert type(copy) is oa.SelfSendError
-        assert (str(copy), copy.rank, copy.peer) == (str(caught.value), group.rank, group.rank)
-
-    world(program, SIZE)
 
 
 def test_a_world_of_threads_needs_whole_numbers():

@@ -551,13 +551,3 @@ def test_objects_travel_in_groups_of_some_ranks(world):
                 assert part.recv_object(0) == "hello"
 
     world(program, 4)
-
-
-def test_a_closed_group_moves_no_objects(world):
-    def program(group: Group) -> None:
-        group.close()
-        for call in (lambda: group.broadcast_object(1), lambda: group.send_object(1, 1 - group.rank)):
-            with pytest.raises(oa.ClosedError):
-                call()
-
-    world(program, 2)

@@ -109,12 +109,14 @@ def test_a_closed_group_refuses_every_call(world, size):
             lambda: group.recv(None),
             lambda: group.recv_async(None).wait(),
             lambda: group.sendrecv(1, group.rank, group.rank),
+            lambda: group.broadcast_object(1),
         ]
         if size > 1:
             calls += [
                 lambda: group.send(1, other),
                 lambda: group.recv(other),
                 lambda: group.sendrecv(1, other, other),
+                lambda: group.send_object(1, other),
             ]
         for call in calls:
             with pytest.raises(oa.ClosedError, match=r"closed.*init") as caught:

@@ -9,7 +9,6 @@ import os
 import queue
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from time import sleep
@@ -297,47 +296,6 @@ def test_a_deadlock_report_tells_who_is_in_init_and_who_is_not():
     assert headline == "deadlock: no rank can go on: rank 1 waits for rank 0, which is in init"
     assert first.startswith("  rank 0: in init at ")
     assert second.startswith("  rank 1: waiting at ")
-
-
-@pytest.mark.long
-def test_the_world_goes_on_while_threads_of_the_program_begin_and_end_and_the_collector_runs():
-    """Found as a hang: of the whole interpreter, while the run looked at where its threads are."""
-    program = """
-        import faulthandler, gc, threading, time
-        import numpy as np
-        import oneaccord_simulated as simulated
-
-        faulthandler.dump_traceback_later(30, exit=True)
-        is_over = threading.Event()
-        matrix = np.ones((200, 200))
-
-        def come_and_go():
-            while not is_over.is_set():
-                threads = [threading.Thread(target=int) for _ in range(20)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-
-        def train(group):
-            gc.set_threshold(1)
-            until = time.monotonic() + (group.rank == 0)
-            while time.monotonic() < until:
-                matrix @ matrix
-            group.barrier()
-
-        other = threading.Thread(target=come_and_go)
-        other.start()
-        gc.callbacks.append(lambda phase, info: time.sleep(0))
-        for seed in range(4):
-            simulated.run(train, 8, seed)
-        is_over.set()
-        other.join()
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=50, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_wait_that_has_ended_sets_no_alarm_for_those_that_ask():
