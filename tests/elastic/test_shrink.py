@@ -311,7 +311,7 @@ def test_a_group_that_is_well_does_not_shrink() -> None:
         assert str(caught.value) == (
             "shrink() is for a group that has failed, but this one has not: continue to use it, or use subgroup()"
         )
-        with pytest.raises(oa.UsageError, match=r"made by split\(\) or subgroup\(\): call it on the group of all ranks"):
+        with pytest.raises(oa.UsageError, match=r"made by split\(\)\): call it on the group of all ranks"):
             group.split(0).shrink()
         with pytest.raises(oa.UsageError):
             group.shrink(timeout_s=-1)

@@ -39,7 +39,7 @@ _CHAINED = re.compile(
 )
 _PLACE = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LAST_LINES = 10
-_OF_MEMORY = "; the kernel ends a process so if memory runs out: dmesg or the scheduler tells"
+_OF_MEMORY = "; the kernel kills a process if memory runs out: see dmesg, or the scheduler's log"
 _OF_CODE = "; set PYTHONFAULTHANDLER=1 to see the line"
 _HINTS: dict[int, str] = {
     signal.SIGKILL: _OF_MEMORY,
