@@ -257,7 +257,7 @@ class Sent(TaggedWork[None]):
     _error = None
     _takes_stock = False
     _lock = Lock()
-    operations = ()
+    operations: tuple[Operation, ...] = ()
 
     @property
     def status(self) -> None:
