@@ -40,7 +40,7 @@ _FILE_BYTES = 1 << 62
 _NAME = "oneaccord-shm"
 _FOLDER = "/dev/shm"  # noqa: S108 - the file made there has no name
 
-SLOTS: int = 16
+SLOTS: int = 32
 """How many messages fit into a ring."""
 MOST_SLOT_BYTES = 512 << 10
 LEAST_SLOT_BYTES: int = 512
