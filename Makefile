@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make docs           build the site of the documentation into build/site, in an environment of its own; a warning is an error"
-	@echo "make test           run the tests, but those that take long by nature: five minutes on two cores, longer if they are busy"
+	@echo "make test           run the tests, but those that take long by nature: nine minutes on two cores, longer if they are busy"
 	@echo "make test-all       run all tests"
 	@echo "make test-flaky     run the tests of make test 60 times beside none, 4 and 8 busy processes (hours), and list those that did not always pass; FLAKY_ARGS='--runs 5 --loads 0,4 --tests plugins/simulated'"
 	@echo "make mutants        change 200 lines of the source, one at a time, and see which of the changes no test finds (hours); MUTANTS_ARGS='--count 20 --only core/src/oneaccord/control'"
@@ -66,7 +66,7 @@ docs: venv-docs
 
 # What failed, and how to repeat it, conftest.py says.
 test: venv-dev
-	@echo "The tests run on three processes, for about five minutes on two cores, longer if they are busy. Some are skipped, as the last lines explain."
+	@echo "The tests run on three processes, for about nine minutes on two cores, longer if they are busy. Some are skipped, as the last lines explain."
 	@$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not engines and not site and not long" --hypothesis-profile=short $(PYTEST_ARGS)
 
 test-all: venv-dev

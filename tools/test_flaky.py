@@ -343,7 +343,7 @@ def main(words: Sequence[str]) -> int:
     )
     again = f"{sys.executable} tools/test_flaky.py --resume {shlex.quote(str(folder))}"
     print(
-        f"the whole suite takes about five minutes on two idle cores, and longer beside a load; Ctrl-C, and later: {again}",
+        f"the whole suite takes about nine minutes on two idle cores, and longer beside a load; Ctrl-C, and later: {again}",
         flush=True,
     )
     interrupted = False
