@@ -202,7 +202,8 @@ def test_a_message_that_only_its_own_rank_could_send_or_take_is_found(world, cal
 
     errors = world.outcomes(program, 2)
     assert all(isinstance(error, oa.DeadlockError) for error in errors), errors
-    assert "rank 0, tag 1" in str(errors[0]), errors
+    for error in errors:  # each rank is stuck alone, and the one that is found first ends both
+        assert "rank 0, tag 1" in str(error) or "rank 1, tag 1" in str(error), errors
 
 
 @pytest.mark.alone
