@@ -3,17 +3,12 @@
    A message is an opening, which begins with a `Head`, and the rest of its bytes, if there are any, as a message of its own. Whatever is unusual is for
    Python, which finds everything as if C had not looked: other threads in the office, messages and receives that wait for each other, answers that are
    due, lines that are at work. What C cannot finish, Python goes on with, from the bytes that have moved. */
+#include "arguments.h"
 #include "post.h"
-
-#include <math.h>
 
 static const char *const interned[] = {"_driver", "_step_back", "recall",  "spun",    "outgoing", "incoming", "standard", "source", "tag",  "count",     "nbytes",
                                        "dtype",   "shape",      "what",    "key",     "out",      "number",   "numbers",  "wild",   "request", "kept_by", "limits",
                                        "done",    "path",       "array",   "about",   "is_object", "arrive",  "call", "_conclude"};
-
-static bool in_time(PyObject *seconds) {
-    return seconds == Py_None || (PyFloat_CheckExact(seconds) && PyFloat_AsDouble(seconds) > 0.0 && isfinite(PyFloat_AsDouble(seconds)));
-}
 
 /* A rank of the group, a tag: or -2 if Python must look at what was given. */
 static long rank_of(const Post *post, PyObject *given) {
@@ -62,21 +57,6 @@ static PyObject *send_now(Post *post, PyObject *object, const unsigned char *dat
     PyObject *sent = sent_made(post, words);
     Py_DECREF(words);
     return sent;
-}
-
-/* Call the form in Python of a call that C has not made. */
-static PyObject *slowly(PyObject *call, PyObject *const *given, Py_ssize_t count) {
-    PyObject *arguments = PyTuple_New(count);
-    for (Py_ssize_t i = 0; arguments && i < count; i++) PyTuple_SetItem(arguments, i, Py_NewRef(given[i]));
-    PyObject *result = arguments ? PyObject_CallObject(call, arguments) : NULL;
-    Py_XDECREF(arguments);
-    return result;
-}
-
-static bool counted(Py_ssize_t count, Py_ssize_t wanted) {
-    if (count == wanted) return true;
-    PyErr_Format(PyExc_TypeError, "%zd arguments are needed, and %zd were given", wanted, count);
-    return false;
 }
 
 static PyObject *send_array(Post *self, PyObject *const *given, Py_ssize_t count, bool later) {

@@ -3,9 +3,7 @@
    Whatever is unusual is for Python, which finds everything as if C had not looked: other arguments, a lock that another rank has, a failed group,
    observers. From the last check of a call to its end no Python runs, and the interpreter's lock is held. So threads and signal handlers of this rank
    find each call made, or not begun. */
-#include "native.h"
-
-#include <math.h>
+#include "arguments.h"
 
 enum { CALLER, CHANGE, FLUSH, LOCK, UNLOCK, OPS, HELD, GIVEN, STOP = GIVEN, PARTS };
 enum { PUT = 1, GET, ACCUMULATE, FETCH, SWAP }; /* as in oneaccord.calls.windows.wire */
@@ -51,10 +49,6 @@ typedef struct {
 } Window;
 
 /* Arguments. */
-
-static bool in_time(PyObject *seconds) {
-    return seconds == Py_None || (PyFloat_CheckExact(seconds) && PyFloat_AsDouble(seconds) > 0.0 && isfinite(PyFloat_AsDouble(seconds)));
-}
 
 static Target *target_of(const Window *self, PyObject *given) {
     long rank = PyLong_CheckExact(given) ? PyLong_AsLong(given) : -1;
@@ -158,22 +152,6 @@ static void note(Window *self, int verb, const Target *target, Py_ssize_t start,
         Py_XDECREF(before);
     }
     counters_note(self->shorts, known->words, started);
-}
-
-/* Call the form in Python of a call that C has not made. */
-static PyObject *slowly(const Window *self, int part, PyObject *const *given, Py_ssize_t count) {
-    if (PyErr_Occurred()) return NULL;
-    PyObject *arguments = PyTuple_New(count);
-    for (Py_ssize_t i = 0; arguments && i < count; i++) PyTuple_SetItem(arguments, i, Py_NewRef(given[i]));
-    PyObject *result = arguments ? PyObject_CallObject(self->parts[part], arguments) : NULL;
-    Py_XDECREF(arguments);
-    return result;
-}
-
-static bool counted(Py_ssize_t count, Py_ssize_t wanted) {
-    if (count == wanted) return true;
-    PyErr_Format(PyExc_TypeError, "%zd arguments are needed, and %zd were given", wanted, count);
-    return false;
 }
 
 /* The number of an op; -1 if it is not one that C knows. */
@@ -297,7 +275,7 @@ static PyObject *window_change(Window *self, PyObject *const *given, Py_ssize_t 
     PyObject *result = understood ? room_for(self, given[5], &call) : NULL;
     if (!understood || PyErr_Occurred() || !make(self, &call)) {
         Py_XDECREF(result);
-        return slowly(self, CHANGE, given, count);
+        return slowly(self->parts[CHANGE], given, count);
     }
     note(self, call.kind, call.target, call.start, call.count, started);
     if (call.gives_number) return PyArray_Scalar(call.into.data, self->dtype, NULL);
@@ -308,7 +286,7 @@ static PyObject *window_change(Window *self, PyObject *const *given, Py_ssize_t 
 static PyObject *window_flush(Window *self, PyObject *const *given, Py_ssize_t count) {
     if (!counted(count, 3)) return NULL;
     bool reached = given[0] == Py_None ? self->reaches_all : target_of(self, given[0]) != NULL;
-    if (!reached || !in_time(given[1]) || !group_is_open(self->parts[CALLER])) return slowly(self, FLUSH, given, count);
+    if (!reached || !in_time(given[1]) || !group_is_open(self->parts[CALLER])) return slowly(self->parts[FLUSH], given, count);
     atomic_thread_fence(memory_order_seq_cst);
     return Py_NewRef(Py_None);
 }
@@ -359,7 +337,7 @@ static PyObject *window_lock(Window *self, PyObject *const *given, Py_ssize_t co
             PyErr_Clear();
     }
     Py_XDECREF(rank);
-    return taken ? Py_NewRef(Py_None) : slowly(self, LOCK, given, count);
+    return taken ? Py_NewRef(Py_None) : slowly(self->parts[LOCK], given, count);
 }
 
 /* unlock(target, timeout_s): as WindowBase._unlock. */
@@ -371,7 +349,7 @@ static PyObject *window_unlock(Window *self, PyObject *const *given, Py_ssize_t 
     bool given_back = rank && self->tickets.obj && in_time(given[1]) && group_is_open(self->parts[CALLER]) &&
                       PyDict_Contains(self->parts[HELD], rank) == 1 && !PyDict_DelItem(self->parts[HELD], rank);
     Py_XDECREF(rank);
-    if (!given_back) return slowly(self, UNLOCK, given, count);
+    if (!given_back) return slowly(self->parts[UNLOCK], given, count);
     atomic_store(&tickets_of(self, target->place)[self->place], 0);
     note(self, GIVE, target, 0, -1, started);
     return Py_NewRef(Py_None);
